@@ -29,7 +29,9 @@ COMMANDS = {
         "troupe.services.evaluator.evaluate:main",
         "troupe.services.evaluator.options:eval_parser",
     ),
-    "sweep": Command("train many runs: grids, seeds, suites, searches", f"{_EXPERIMENTS}:sweep"),
+    "sweep": Command(
+        "train many runs: grids, seeds, suites, searches", "troupe.services.experiments.sweep_command:sweep"
+    ),
     "slurm": Command("train on several nodes of a Slurm cluster", "troupe.services.slurm.command:slurm"),
     "cloud estimate": Command("estimate what a run in AWS costs", f"{_CLOUD}.command:estimate"),
     "cloud train": Command(

@@ -21,6 +21,7 @@ from troupe.services.board.library import MAX_SWEEPS, Entry, Folder, Library
 from troupe.services.board.opening import open_regular, stamp
 from troupe.services.experiments.groups import ENV, PRESET, short_names
 from troupe.services.experiments.plan import NAME, RECORD, SECTION, SEED
+from troupe.services.experiments.population import copies_in_words, generation_of
 from troupe.services.experiments.space import Range, read_space
 
 MAX_BYTES = 1 << 24
@@ -64,6 +65,7 @@ class Record:
         axes: the fields in which its trials differ.
         trials: in the order in which they were planned.
         states: of runs, as the sweep last noted them, and why they failed.
+        copies: of a population, by run: as which others it went on, in words.
     """
 
     kind: str
@@ -71,6 +73,7 @@ class Record:
     axes: Sequence[Axis]
     trials: Sequence[Trial]
     states: Mapping[str, tuple[str, str]]
+    copies: Mapping[str, str] | None = None
 
 
 class Sweeps:
@@ -113,8 +116,8 @@ class Sweeps:
         Returns:
             `id`, `name`, `kind`, `preset`; `counts`, runs by state; `axes`, each with `field`, `label` and
             `values`, or `low`, `high` and `log`; `trials`, each with `number`, `task`, `state`, `score`,
-            `at`, `error` and `runs`; `more`, trials that are left out; `importances`, by task, see
-            `importances.of`; `state`.
+            `at`, `error`, `runs` and `copies`, of a population; `more`, trials that are left out;
+            `importances`, by task, see `importances.of`; `state`.
 
         Raises:
             ConfigError: its record cannot be read.
@@ -137,6 +140,7 @@ class Sweeps:
                     "at": [None if at is None else shown.short(at) for at in trial.at],
                     "error": errors[0] if errors else "",
                     "runs": [[each["id"], each["name"]] for each in told],
+                    "copies": "; ".join(filter(None, map((record.copies or {}).get, trial.runs))),
                 }
             )
             numbers[trial.task] += 1
@@ -153,6 +157,9 @@ class Sweeps:
         return {**found, "state": state, "importances": self._importances_of(record, trials)}
 
     def _importances_of(self, record: Record, trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if record.copies is not None:
+            why = "The runs of a population change their values while they learn."
+            return {trial["task"]: {"shares": [], "why": why, "trials": 0} for trial in trials}
         by_task: dict[str, list[Outcome]] = {}
         for trial in trials:
             outcomes = by_task.setdefault(trial["task"], [])
@@ -225,7 +232,11 @@ def _read(folder: Path) -> Record:
         key = (tasks[name], at, "" if axes else name)
         trials.setdefault(key, Trial(tasks[name], at)).runs.append(name)
     preset = Path(str(record["preset"])).stem
-    return Record(_kind(section), shown.text(preset, _MAX_CHARS), axes, list(trials.values()), states)
+    copies = None
+    if record.get("population"):
+        generations = [generation_of(told) for told in _table(record["population"])["generations"]]
+        copies = {name: peer_text(told) for name, told in copies_in_words(generations).items()}
+    return Record(_kind(section), shown.text(preset, _MAX_CHARS), axes, list(trials.values()), states, copies)
 
 
 def _is_file_name(name: str) -> bool:
@@ -300,7 +311,9 @@ def _axis_values(axis: Axis) -> dict[str, Any]:
 
 
 def _kind(section: Mapping[str, Any]) -> str:
-    if section.get("study") == "tpe":
+    if section.get("population"):
+        kind = "population"
+    elif section.get("study") == "tpe":
         kind = "study (TPE)"
     else:
         words = {"grid": "grid", "list": "list", "search": "random search", "suite": "suite"}

@@ -1,28 +1,22 @@
-"""`troupe sweep` makes runs; `troupe runs`, `compare` and `plot` say what came of them."""
+"""`troupe runs`, `compare` and `plot`: what came of runs."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from troupe.common.config import load_config
-from troupe.common.config.field_options import parse_with_fields
-from troupe.common.config.names import canonical
-from troupe.common.config.presets import preset_id
 from troupe.common.errors import ConfigError
-from troupe.common.runtime import StopSignal
-from troupe.common.runtime.parser import Parser, integer, real
-from troupe.services.experiments import ending, groups, plan, report, suites
+from troupe.common.runtime.logging import printable
+from troupe.common.runtime.parser import Parser, real
+from troupe.services.experiments import groups, report, suites
 from troupe.services.experiments import plot as drawing
 from troupe.services.experiments import sweep as running
+from troupe.services.experiments.jobs import RUNS
+from troupe.services.experiments.population import copies_in_words, generation_of
 from troupe.services.experiments.runs import find_runs, read_run
-from troupe.services.launcher.workspace import shell_path
-from troupe.services.slurm import script
-from troupe.services.slurm.resources import add_resources, resources
 
 _RUNS = "run directories, or directories that contain runs, such as those of sweeps"
 
@@ -52,7 +46,7 @@ def runs(words: Sequence[str]) -> int:
         for name, run in found:
             print(json.dumps({"run": name, **report.run_values(run)}))
     else:
-        print("\n".join(report.overview(found)))
+        print("\n".join([*report.overview(found), *_copies([Path(name) for name, _ in found])]))
     return 0
 
 
@@ -90,10 +84,24 @@ def compare(words: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(report.as_values(compared, suite)))
     else:
-        print("\n".join(report.page(compared, suite)))
+        paths = [run.path for group in compared.groups for run in group.runs]
+        print("\n".join([*report.page(compared, suite), *_copies(paths)]))
     if options.out is not None:
         drawing.draw(comparison, options.out, drawing.Style())
     return 0
+
+
+def _copies(runs: Sequence[Path]) -> list[str]:
+    """Which of these runs went on as others, where they are of populations."""
+    lines = []
+    for folder in dict.fromkeys(path.absolute().parents[1] for path in runs if path.parent.name == RUNS):
+        # Of anybody, and perhaps of another version: without it the runs are what they are.
+        with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError, AttributeError):
+            told = running.read_record(folder).get("population") or {"generations": []}
+            copies = copies_in_words(map(generation_of, told["generations"]))
+            names = {path.name for path in runs}
+            lines += [printable(f"{name} {words}") for name, words in copies.items() if name in names]
+    return ["", *lines] if lines else []
 
 
 def plot_parser() -> argparse.ArgumentParser:
@@ -183,167 +191,6 @@ def _size(text: str) -> tuple[float, float]:
     if not (0 < width <= 100 and 0 < height <= 100):
         raise argparse.ArgumentTypeError(f"should be width and height in inches, such as 6x4, not {text!r}")
     return width, height
-
-
-def sweep(words: Sequence[str]) -> int:
-    """Train many runs."""
-    options, overrides = parse_with_fields(sweep_parser(), words)
-    overrides = {canonical(name): text for name, text in overrides.items()}
-    keys = {name: getattr(options, name) for name in ("seeds", "suite", "parallel", "trials", "halving")}
-    keys["grid"] = dict(options.grid) or None
-    if (options.source is None) == (options.resume is None):
-        raise ConfigError("name a sweep file, a preset, or the directory of a sweep with --resume")
-    if options.resume is not None:
-        wanted = running.recorded_sweep(options.resume, keys, overrides)
-        folder = options.resume
-    else:
-        wanted = plan.read(options.source, keys, overrides)
-        folder = options.dir or Path("runs") / f"sweep-{Path(options.source).stem}"
-    totals = running.check(wanted)
-    if options.slurm and (wanted.is_study or wanted.section.halving):
-        what = "a study" if wanted.is_study else "halving"
-        raise ConfigError(f"--slurm: the trials of {what} follow from each other, and are no job array")
-    # Of a sweep that has begun there may be nothing left to submit.
-    if options.slurm and not options.dry_run and not folder.exists():
-        script.check_installed()
-    if options.dry_run and not options.slurm:
-        runs = [f"{name}  {steps:,} steps" for name, steps in totals.items()]
-        print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(runs))
-        return 0
-    # Only `--resume` may change fields of runs that have begun: with a file, another value is more likely a
-    # mistake.
-    changed = overrides if options.resume is not None else ()
-    # A second signal must not end this process: the runs are children that still write checkpoints, see
-    # `Runner._stop_all`.
-    stop = StopSignal(force_after_s=None).install()
-    with running.claimed(folder):
-        runner = running.Runner(wanted, folder, stop, totals, retry=options.retry, changed=changed)
-        if options.slurm and (left := runner.for_others()):
-            _submit(options, wanted, folder, [job.name for job in left])
-            return 0
-        if options.slurm and (others := runner.unfinished):  # never to be trained here as well
-            print(f"{len(others)} runs are under way: the same command prints the table when they are over")
-            return 0
-        print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
-        runner.run()
-        print("\n".join(["", *ending.summary(runner.jobs, wanted, folder)]))
-        if runner.study is not None:
-            print("\n".join(ending.best_trial(runner.study, wanted, folder)))
-        print("\n".join(ending.how_to_go_on(runner.jobs, folder)), flush=True)
-    ending.check_failures(runner.jobs, folder, is_study=wanted.is_study)
-    return 0
-
-
-def _submit(options: argparse.Namespace, wanted: plan.Sweep, folder: Path, names: Sequence[str]) -> None:
-    """Hand runs to Slurm, as one job array; in a dry run only write the script of it."""
-    job = script.SweepJob(
-        folder=folder.absolute(),
-        preset=preset_id(wanted.preset),
-        names=names,
-        fields=wanted.overrides,
-        parallel=wanted.section.parallel,
-        cpus=options.cpus,
-        gpu=load_config(wanted.preset, None, wanted.overrides, os.environ).learner.device != "cpu",
-        resources=resources(options),
-    )
-    script.write(job.file, script.sweep_script(job, script.program_path()))
-    if options.dry_run:
-        print(f"script of {len(names)} runs: {shell_path(job.file)}")
-        print(f"submit it: sbatch {shell_path(job.file)}")
-        return
-    number = script.submit(job.file)
-    print(f"submitted {len(names)} runs as job array {number}: `squeue --job {number}`")
-    print(f"afterwards, or to submit again what is left: {ending.resume_command(folder)} --slurm")
-
-
-def sweep_parser() -> argparse.ArgumentParser:
-    """Return the parser of `troupe sweep`."""
-    parser = Parser(
-        takes_fields=True,
-        prog="troupe sweep",
-        usage="troupe sweep FILE | PRESET [OPTION ...] [--SECTION.FIELD VALUE ...]\n"
-        "       troupe sweep --resume DIR [OPTION ...] [--SECTION.FIELD VALUE ...]",
-        description="Train many runs: a grid, a list or a search over fields, seeds, a suite of tasks.\n"
-        "docs/sweeps.md describes the file. To continue, repeat the command or use --resume: completed runs\n"
-        "are left alone, stopped runs are resumed. Fields on the command line apply to every run and\n"
-        "override the file.",
-        epilog="Every field of the configuration is an option, as for `troupe train`: --section.field\n"
-        "VALUE; --seed and --total-steps are short for --run.seed and --run.total_steps.",
-    )
-    parser.add_argument(
-        "source", metavar="FILE | PRESET", nargs="?", help="TOML file with a section [sweep], or a preset"
-    )
-    parser.add_argument("--seeds", type=_seeds, metavar="N | A,B", help="number of seeds, or a list of seeds")
-    parser.add_argument(
-        "--suite",
-        metavar="NAME | FILE",
-        help=f"one run per environment of a suite: {', '.join(suites.SUITES)}",
-    )
-    parser.add_argument("--parallel", type=integer(1, 64), metavar="N", help="runs at a time (default: 1)")
-    parser.add_argument(
-        "--grid",
-        type=_grid,
-        action="append",
-        default=[],
-        metavar="FIELD=A,B",
-        help="values of a field to try; several --grid options multiply",
-    )
-    parser.add_argument("--trials", type=integer(1), metavar="N", help="of [sweep.search]")
-    parser.add_argument(
-        "--halving",
-        type=_halving,
-        metavar="STEPS[,ETA]",
-        help="compare trials after STEPS, then after ETA times as many each (default: 3); the best 1/ETA "
-        "continue",
-    )
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="of the sweep (default: runs/sweep-NAME)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in this directory")
-    parser.add_argument("--retry", action="store_true", help="try failed runs again")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="only print the runs and their steps; with --slurm, write the script and submit nothing",
-    )
-    parser.add_argument(
-        "--slurm", action="store_true", help="submit one Slurm job array, with a job for each run"
-    )
-    parser.add_argument(
-        "--cpus",
-        type=integer(1),
-        default=4,
-        metavar="C",
-        help="with --slurm: cores of each run (default: %(default)s)",
-    )
-    add_resources(parser)
-    return parser
-
-
-def _seeds(text: str) -> int | list[int]:
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"should be a number, or several with commas, not {text!r}"
-        ) from None
-    return numbers[0] if "," not in text else numbers
-
-
-def _grid(text: str) -> tuple[str, list[Any]]:
-    try:
-        return plan.grid_option(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"should be a field and its values, agent.learning_rate=1e-3,3e-4, not {text!r}"
-        ) from None
-
-
-def _halving(text: str) -> dict[str, int]:
-    try:
-        return plan.halving_option(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"should be steps, or steps and of how many trials one goes on: 10_000,3, not {text!r}"
-        ) from None
 
 
 def _span(text: str) -> tuple[int, int]:

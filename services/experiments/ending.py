@@ -24,8 +24,15 @@ class SweepError(TroupeError):
     exit_code = 6
 
 
-def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path) -> list[str]:
-    """Tables of all runs and of their groups; written to `summary.txt`, `summary.json` and `curves.png`."""
+def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path, more: Sequence[str] = ()) -> list[str]:
+    """Tables of all runs and of their groups; written to `summary.txt`, `summary.json` and `curves.png`.
+
+    Args:
+        jobs: the runs.
+        sweep: that they are of.
+        folder: of the sweep.
+        more: lines below the tables, such as who went on as whom in a population.
+    """
     begun = [(job, run) for job in jobs if (run := job.run()) is not None]
     suite = suites.load(sweep.section.suite) if sweep.section.suite else None
     lines: list[str] = []
@@ -45,6 +52,7 @@ def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path) -> list[str]:
         lines += ["", *report.page(comparison, suite)]
         values = report.as_values(comparison, suite)
         atomic_write(folder / "summary.json", json.dumps(values, indent=1).encode(), durable=False)
+    lines += ["", *more] if more else []
     atomic_write(folder / "summary.txt", ("\n".join(lines) + "\n").encode(), durable=False)
     if comparison is not None and any(series.values()):
         try:

@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from troupe.common.config.names import canonical
 from troupe.common.config.presets import is_path, preset_id, read_preset, read_toml
@@ -21,6 +21,7 @@ from troupe.common.config.text import format_toml, format_value, load_toml
 from troupe.common.errors import ConfigError
 from troupe.services.experiments import suites
 from troupe.services.experiments.groups import ENV, short_names
+from troupe.services.experiments.section import MAX_RUNS, SweepSection
 from troupe.services.experiments.space import Space, draw, read_space
 
 SECTION = "sweep"
@@ -28,41 +29,11 @@ RECORD = "sweep.json"
 """In the directory of a sweep: what was asked for, and the state of each run."""
 SEED = "run.seed"
 NAME = "run.name"
-MAX_RUNS = 10_000
 # File systems take 255 bytes, and the files of values and logs add to the name.
 _MAX_NAME_BYTES = 120
 
 Fields = dict[str, Any]
 """`section.field` to its value."""
-
-
-class HalvingSection(BaseModel):
-    """`[sweep.halving]`: trials that lag end early, see `troupe.services.experiments.halving`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    first_steps: int = Field(ge=1)
-    eta: int = Field(3, ge=2, le=100)
-
-
-class SweepSection(BaseModel):
-    """`[sweep]`: what differs between the runs, and how they are made; docs/sweeps.md explains the keys."""
-
-    # Strict: `seeds = "3"` would otherwise be taken for the number.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    preset: str = ""
-    seeds: int | list[int] = Field(0)
-    parallel: int = Field(1, ge=1, le=64)
-    suite: str = ""
-    grid: dict[str, Any] = {}
-    # `list` as a name in the class would hide the type for the annotations that follow it.
-    entries: list[dict[str, Any]] = Field([], alias="list")
-    search: dict[str, Any] = {}
-    trials: int = Field(0, ge=0, le=MAX_RUNS)
-    study: Literal["random", "tpe"] = "random"
-    pruner: Literal["median", "none"] = "median"
-    halving: HalvingSection | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +69,11 @@ class Sweep:
     def is_study(self) -> bool:
         """Whether what is tried next depends on what came of the runs before."""
         return self.section.study != "random"
+
+    @property
+    def depends(self) -> str:
+        """What makes trials depend on each other, in a word; empty where each could be a job of its own."""
+        return "a study" if self.is_study else self.section.course
 
     def runs(self) -> list[Planned]:
         """Every run, in order; of a study none, for its trials are not known yet.
@@ -289,10 +265,17 @@ def _check(sweep: Sweep) -> None:
             f"{source}: a study ({section.study}) has one run for each trial; leave out grid, list, suite "
             "and further seeds, and repeat its best setting afterwards"
         )
-    if section.halving is not None and (sweep.is_study or section.suite or len(sweep.seeds) > 1):
+    if section.course and (sweep.is_study or section.suite or len(sweep.seeds) > 1):
         raise ConfigError(
-            f"{source}: halving compares trials that differ in their values only; leave out study, suite and "
-            "further seeds, and repeat the best setting afterwards"
+            f"{source}: {section.course} compares trials that differ in their values only; leave out study, "
+            "suite and further seeds, and repeat the best setting afterwards"
+        )
+    if section.population and not section.search:
+        raise ConfigError(f"{source}: a population needs fields under [sweep.search], and trials")
+    if section.population and (section.grid or section.entries or section.halving):
+        raise ConfigError(
+            f"{source}: a population begins with values drawn from [sweep.search]; leave out grid, list and "
+            "halving"
         )
     if sweep.is_study and not section.search:
         raise ConfigError(f"{source}: a study needs fields under [sweep.search]")

@@ -127,6 +127,11 @@ class Run:
         """What it is worth so far: the newest value of `metric`."""
         return self.metrics.get(self.metric)
 
+    def newest_since(self, steps: int) -> float | None:
+        """The newest value of `metric` after so many steps; None: there is none yet."""
+        values = self.series([self.metric])[self.metric]
+        return values.values[-1] if values and values.steps[-1] > steps else None
+
     def series(self, names: Collection[str] = (EVALUATION_RETURN, TRAINING_RETURN)) -> dict[str, Series]:
         """Read metrics from its table; one that it does not have is empty."""
         return read_series(self.path / CSV_FILE, names)

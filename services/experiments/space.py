@@ -1,4 +1,4 @@
-"""`[sweep.search]`: from where each field's values are taken, and a draw at random."""
+"""`[sweep.search]`: from where each field's values are taken, draws at random, and steps from a value."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _DIGITS = 4
 # Fixed, not the run's seed: the same file means the same trials on every machine, and `--trials` only adds to
 # them.
 _SEED = 0x5EA4C4
+_FACTORS = (0.8, 1.25)
 # The largest bound: whole numbers are drawn as 64-bit ones, and no field needs a larger one.
 _MAX_BOUND = 1e18
 
@@ -77,6 +78,27 @@ def draw(space: Space, trial: int) -> dict[str, Any]:
     }
 
 
+def explored(
+    space: Space, values: Mapping[str, Any], rng: np.random.Generator, *, again: float
+) -> dict[str, Any]:
+    """Other values near these, within their bounds.
+
+    Args:
+        space: the fields.
+        values: of each of them.
+        rng: draws.
+        again: probability with which a value is drawn again, from all of its place. Otherwise a number of a
+            range is multiplied by 0.8 or 1.25, and one of a list stays as it is.
+    """
+    found = {}
+    for name, place in space.items():
+        # Each draw is made in any case: whether one field is drawn again leaves the others' draws as they
+        # were.
+        anew, factor, fresh = rng.random() < again, _FACTORS[int(rng.integers(2))], _drawn(place, rng)
+        found[name] = fresh if anew else _multiplied(place, values[name], factor)
+    return found
+
+
 def ends(space: Space) -> list[dict[str, Any]]:
     """Settings that have every extreme value once, to be checked before anything is tried."""
     values = [
@@ -110,6 +132,18 @@ def _drawn(place: Choice | Range, rng: np.random.Generator) -> Any:
     else:
         value = rng.uniform(place.low, place.high)
     return min(place.high, max(place.low, round(value))) if place.whole else readable(place, value)
+
+
+def _multiplied(place: Choice | Range, value: Any, factor: float) -> Any:
+    if isinstance(place, Choice):
+        return value
+    if not place.whole:
+        return readable(place, value * factor)
+    moved = round(value * factor)
+    # 2 times 1.25 rounds to 2 again, and would never become 3.
+    if moved == value:
+        moved += 1 if factor > 1 else -1
+    return min(place.high, max(place.low, moved))
 
 
 def _range(where: str, table: Mapping[str, Any]) -> Range:

@@ -163,3 +163,21 @@ def test_no_record_is_read_again_where_there_are_many(tmp_path, monkeypatch):
     known = sweeps.Sweeps(library)
     assert [row["runs"] for row in (*known.rows(), *known.rows())] == [1] * 140
     assert len(read) == 70
+
+
+def test_a_population_says_which_runs_went_on_as_others(serve, tmp_path):
+    section = {"search": SEARCH, "trials": 3, "population": {"interval_steps": 100}}
+    folder = make_sweep(tmp_path / "runs/sweep-p", section, by_rate)
+    record = json.loads((folder / "sweep.json").read_text())
+    copy = {"source": "trial-0002", "values": {}, "checkpoint": "step-000000000100"}
+    generation = {"scores": {}, "errors": {}, "copies": {"trial-0000": copy}}
+    record["population"]["generations"] = [{**generation, "steps": steps} for steps in (100, 200)]
+    (folder / "sweep.json").write_text(json.dumps(record))
+    sweep = found(serve(tmp_path), "runs/sweep-p")
+    assert sweep["kind"] == "population"
+    assert [trial["copies"] for trial in sweep["trials"]] == [
+        "goes on as trial-0002 at 100 steps, trial-0002 at 200 steps",
+        "",
+        "",
+    ]
+    assert sweep["importances"][""]["why"].startswith("The runs of a population change")

@@ -48,5 +48,5 @@ def make_sweep(folder, section, score_of, states=()):
             fields = {name.replace(".", "__"): value for name, value in job.planned.fields.items()}
             make_run(job.run_dir, returns=[(1000, score_of(job.planned.fields))], **fields)
         job.error = "out of memory" if state == "failed" else ""
-    runner._save()
+    runner.save()
     return folder

@@ -12,8 +12,7 @@ import pytest
 import troupe.services.__main__ as cli
 from troupe.common.config import load_layers
 from troupe.common.errors import ConfigError
-from troupe.services.experiments import plan, space
-from troupe.services.experiments import sweep as running
+from troupe.services.experiments import checks, plan, space
 from troupe.services.experiments.plan import SECTION
 
 STUDIES = Path(__file__).parents[2] / "configs" / "sweeps"
@@ -270,4 +269,4 @@ def test_the_studies_that_come_along_can_be_run(study):
     names = {run.fields["run.name"] for run in found.runs()}
     assert names == {"fresh", "uniform", "elite-1", "elite-2", "elite-3", "elite-4", "attentive"}
     assert {run.name for run in found.runs()} >= {f"{name},seed=1" for name in names}
-    assert len(running.check(found)) == len(names) * len({run.fields["run.seed"] for run in found.runs()})
+    assert len(checks.check(found)) == len(names) * len({run.fields["run.seed"] for run in found.runs()})

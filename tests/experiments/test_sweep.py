@@ -14,7 +14,7 @@ from tests.experiments.sweeps import RUN_S, finished, states
 from tests.harness import until
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.files import read_status
-from troupe.services.experiments import ending
+from troupe.services.experiments import checks, ending
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.runs import read_run
 
@@ -98,7 +98,7 @@ def begun(tmp_path, monkeypatch):
 def runner_of(wanted, folder, **options):
     from troupe.common.runtime import StopSignal
 
-    return running.Runner(wanted, folder, StopSignal(), running.check(wanted), **options)
+    return running.Runner(wanted, folder, StopSignal(), checks.check(wanted), **options)
 
 
 def test_what_is_done_is_left_alone(begun):

@@ -169,7 +169,7 @@ const Trials = ({trials, axes, ranks, chosen, choose}) => {
       <td class="number">${Board.figure(trial.score ?? undefined)}</td><td><span class=${`state ${trial.state}`} title=${trial.error}>${trial.state}</span></td>
       ${axes.map((axis, index) => html`<td class=${isNumber(index) ? "number" : ""}>${said(axis, trial.at[index])}</td>`)}
       <td class="name">${trial.runs.map(([id, name], index) => html`${index ? ", " : ""}${id ? html`<a href=${`#/run/${id}`}>${trial.runs.length > 1 ? `seed ${name.match(/seed=(-?\d+)$/)?.[1] ?? index}` : name}</a>` : html`<span class="dim">${name}</span>`}`)}
-        ${trial.error && html`<span class="error"> ${trial.error}</span>`}</td></tr>`)}</tbody></table></div>
+        ${trial.copies && html`<span class="dim"> ${trial.copies}</span>`}${trial.error && html`<span class="error"> ${trial.error}</span>`}</td></tr>`)}</tbody></table></div>
     ${rows.length > most && html`<p><button class="plain" onClick=${() => setMost(rows.length)}>Show all ${rows.length}</button></p>`}`;
 };
 

@@ -1,0 +1,85 @@
+"""What of a sweep is checked before its first run begins."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from troupe.common.config import load_layers
+from troupe.common.errors import ConfigError, TroupeError
+from troupe.services.experiments import population, search
+from troupe.services.experiments.halving import check_enough
+from troupe.services.experiments.plan import Planned, Sweep, values_file
+from troupe.services.experiments.space import ends
+from troupe.services.launcher.training import check_runnable
+
+if TYPE_CHECKING:
+    from troupe.common.config import Loaded
+
+
+def check(sweep: Sweep) -> dict[str, int]:
+    """Refuse runs that could not begin, before any does; returns each run's total steps.
+
+    Of a study there are no runs yet: the extreme values of its space are checked, as are those that a
+    population may come to. Every environment is made once, and every network, but not each with each.
+
+    Raises:
+        ConfigError: names the field, and the file that it is from.
+    """
+    totals: dict[str, int] = {}
+    seen: set[str] = set()
+    planned, extremes = sweep.runs(), list[Planned]()
+    if sweep.is_study:
+        search.check_installed()
+    if sweep.is_study or sweep.section.population:
+        if not sweep.space:
+            raise ConfigError(f"{sweep.source}: the command line leaves nothing to search")
+        extremes = [sweep.with_fields(f"end-{i}", each) for i, each in enumerate(ends(sweep.space))]
+    with tempfile.TemporaryDirectory(prefix="troupe-") as folder:
+        values = Path(folder) / "values.toml"
+        for run in [*planned, *extremes]:
+            loaded = _loaded(sweep, run, values)
+            config = loaded.config
+            if sweep.section.population and not totals:
+                interval_steps = sweep.section.population.interval_steps
+                population.check(sweep.source, sweep.space, config, len(planned), interval_steps)
+            totals[run.name] = config.run.total_steps
+            # Making an environment or a network takes up to seconds. Runs that differ in neither, such as
+            # those of further seeds, need no second look.
+            parts = {repr(config.env), repr(config.agent)}
+            if not parts <= seen:
+                seen |= parts
+                try:
+                    check_runnable(loaded)
+                except TroupeError as error:
+                    raise type(error)(f"{run.name}: {error}") from None
+    if not sweep.is_study:
+        totals = {run.name: totals[run.name] for run in planned}
+    _check_halving(sweep, totals)
+    return totals
+
+
+def _loaded(sweep: Sweep, run: Planned, values: Path) -> Loaded:
+    """Merge a run's layers as its own process will, from a file of the same text.
+
+    What would be refused there is refused here, hours earlier.
+    """
+    values.write_text(values_file(run.fields), "utf-8")
+    try:
+        return load_layers(sweep.preset, values, sweep.overrides, os.environ)
+    except ConfigError as error:
+        # The user wrote the sweep's file, and never saw the one in the temporary folder.
+        raise ConfigError(str(error).replace(f"file {values}", f"file {sweep.source}")) from None
+
+
+def _check_halving(sweep: Sweep, totals: Mapping[str, int]) -> None:
+    """Refuse trials that cannot be compared at the same steps, and too few of them."""
+    halving = sweep.section.halving
+    if halving is None:
+        return
+    if len(set(totals.values())) > 1:
+        raise ConfigError(f"{sweep.source}: halving needs runs of the same run.total_steps")
+    check_enough(len(totals), halving.first_steps, halving.eta, next(iter(totals.values())))
