@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,20 +38,23 @@ _STATUS_KINDS: dict[str, Any] = {
 _PROBE_BYTES = 1 << 16
 
 
-def lock_file(path: Path, refusal: str) -> IO[str]:
+def lock_file(path: Path, refusal: str, *, shared: bool = False) -> IO[str]:
     """Open a file and lock it against other processes, until it is closed or this process ends.
+
+    With `shared` only against those that lock it without.
 
     Raises:
         ConfigError: another process holds it, which `refusal` says; tried twice, for who only looks whether
             it is held takes the lock for a moment.
         OSError: it cannot be opened.
     """
-    file = path.open("w")
+    file = path.open("w+")  # network file systems want it readable for a shared lock
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     for pause_s in (0.1, 0.0):
         try:
             # The kernel's, not a file with a number in it: it ends with the process, and nobody has to find
             # out whether that lives.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except OSError:
             system.sleep(pause_s)
         else:
@@ -86,9 +90,9 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
 
     `durable` also survives a power cut, at the price of two fsyncs.
     """
-    # In the same directory, since a rename across file systems is a copy; with the pid, since two processes
-    # may write.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # In the same directory, since a rename across file systems is a copy; of a name of its own, since two
+    # processes may write, on two machines that share the directory.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

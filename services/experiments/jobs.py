@@ -139,6 +139,11 @@ class Job:
             self._process.kill()
             self._process.wait()
 
+    def abandon(self) -> None:
+        """End it at once, for it is another's now: a checkpoint of this one would be among those of that."""
+        self.kill()
+        self._process, self.state = None, "running"
+
     @property
     def alive(self) -> bool:
         """Whether its process has not been seen to end."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from troupe.services.experiments import report, search
 from troupe.services.experiments.ending import resume_command
 from troupe.services.experiments.generations import Generations
 from troupe.services.experiments.jobs import Job
+from troupe.services.experiments.others import Others
 from troupe.services.experiments.plan import RECORD, SECTION, Planned, Sweep, parse, with_options
 from troupe.services.experiments.rungs import Rungs
 from troupe.services.launcher.panel import lost_terminal_tolerated
@@ -61,11 +64,11 @@ class Course(Protocol):
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Make the directory of a sweep, and hold it against a second runner."""
+def claimed(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Make the directory of a sweep, and hold it against a second runner, or only one that does not share."""
     make_directory(folder, "directory of the sweep")
-    refusal = f"{folder} is in use by another `troupe sweep`; stop that one first"
-    with lock_file(folder / ".lock", refusal):
+    refusal = f"{folder} is in use by another `troupe sweep`; stop that one first, or start all with --share"
+    with lock_file(folder / ".lock", refusal, shared=shared):
         yield
 
 
@@ -113,6 +116,7 @@ class Runner:
         *,
         retry: bool = False,
         changed: Collection[str] = (),
+        shared: bool = False,
     ) -> None:
         """Take up what is there already.
 
@@ -123,6 +127,7 @@ class Runner:
             totals: steps of every run.
             retry: try again what failed.
             changed: fields that may have other values now than the runs began with.
+            shared: other processes, on any machine, train runs of it too.
 
         Raises:
             ConfigError: the directory has another sweep.
@@ -141,6 +146,11 @@ class Runner:
                     self._check_same(job.planned, record["runs"][job.name], record)
         for job in self.jobs:
             job.check_place()
+        self.others = Others(self, retry=retry) if shared else None
+        if shared and not record and not self._is_first():
+            record = read_record(folder)
+            for job in self.jobs:
+                self._check_same(job.planned, record["runs"].get(job.name, {"fields": {}}), record)
         # Their directories are somebody's results: they are named, and never deleted.
         self._left_alone = sorted(set(record.get("runs", {})) - {job.name for job in self.jobs})
         self._next_line_s = time.monotonic() + _LINE_S
@@ -165,6 +175,20 @@ class Runner:
             if made >= self.totals[planned.name]:
                 job.state, job.error = "done", ""
         return job
+
+    def _is_first(self) -> bool:
+        """Whether no other has made the record: of two that begin at once, the second sees what is begun."""
+        own = self.folder / f".{RECORD}.{secrets.token_hex(6)}"
+        try:
+            own.write_text(json.dumps(self.record(), default=str))
+            os.link(own, self.folder / RECORD)
+        except FileExistsError:
+            return False
+        except OSError:  # no links on this file system: as if there were no other
+            self.save()
+        finally:
+            own.unlink(missing_ok=True)
+        return True
 
     def _opened_study(self, record: dict[str, Any]) -> search.Study:
         now = self.sweep.section.search
@@ -220,6 +244,8 @@ class Runner:
         self.save()
         try:
             while not self._stop and not self._all_over():
+                if self.others is not None:
+                    self.others.look()
                 self._start_some()
                 for job in self.jobs:
                     if job.poll():
@@ -262,6 +288,8 @@ class Runner:
         run = job.run()
         if run is not None and run.state == "running":
             return  # of an earlier call that was killed: it stops by itself
+        if self.others is not None and not self.others.take(job):
+            return
         verb = "trains" if run is None else "goes on"
         job.start(self.sweep.preset, self.sweep.overrides)
         self.say(f"{job.name} {verb} ({self._count()})")
@@ -279,6 +307,8 @@ class Runner:
             if self._stop and job.state == "done" and (run is None or run.score is None):
                 job.state = "stopped"  # before its last games ended: it is tried again
             self.study.tell(job)
+        if self.others is not None:
+            self.others.ended(job)
         words = f"{job.name}: {job.state}"
         if job.error:
             words += f": {job.error}"
@@ -301,6 +331,8 @@ class Runner:
         # passed on.
         deadline_s, signals = time.monotonic() + _STOP_S, self._stop.signals
         while any(job.alive for job in running) and time.monotonic() < deadline_s:
+            if self.others is not None:
+                self.others.look()
             for job in running:
                 if job.poll():
                     self._ended(job)

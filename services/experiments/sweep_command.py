@@ -42,6 +42,10 @@ def sweep(words: Sequence[str]) -> int:
     totals = checks.check(wanted)
     if options.slurm and (what := wanted.depends):
         raise ConfigError(f"--slurm: the trials of {what} follow from each other, and are no job array")
+    if options.share and (what := wanted.depends):
+        raise ConfigError(f"--share: the trials of {what} follow from each other; run it on one machine")
+    if options.share and options.slurm:
+        raise ConfigError("--share and --slurm: choose one; Slurm itself divides a sweep over its nodes")
     # Of a sweep that has begun there may be nothing left to submit.
     if options.slurm and not options.dry_run and not folder.exists():
         script.check_installed()
@@ -55,8 +59,10 @@ def sweep(words: Sequence[str]) -> int:
     # A second signal must not end this process: the runs are children that still write checkpoints, see
     # `Runner._stop_all`.
     stop = StopSignal(force_after_s=None).install()
-    with running.claimed(folder):
-        runner = running.Runner(wanted, folder, stop, totals, retry=options.retry, changed=changed)
+    with running.claimed(folder, shared=options.share):
+        runner = running.Runner(
+            wanted, folder, stop, totals, retry=options.retry, changed=changed, shared=options.share
+        )
         if options.slurm and (left := runner.for_others()):
             _submit(options, wanted, folder, [job.name for job in left])
             return 0
@@ -146,6 +152,11 @@ def sweep_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", type=Path, metavar="DIR", help="of the sweep (default: runs/sweep-NAME)")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in this directory")
     parser.add_argument("--retry", action="store_true", help="try failed runs again")
+    parser.add_argument(
+        "--share",
+        action="store_true",
+        help="share the sweep with other machines that start the same command on the same directory",
+    )
     parser.add_argument(
         "--dry-run",
         action="store_true",

@@ -1,0 +1,76 @@
+"""The runs of a sweep that other processes have under way, where several share it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from troupe.services.experiments.claims import FREE, HELD, Claims
+from troupe.services.experiments.jobs import Job
+
+if TYPE_CHECKING:
+    from troupe.services.experiments.sweep import Runner
+
+_LOOK_S = 2.0
+
+
+class Others:
+    """What the others do, for a runner that shares its sweep with them.
+
+    A run that another process has is `running` here, without a process.
+
+    Args:
+        runner: of this process.
+        retry: try again what has failed until now.
+    """
+
+    def __init__(self, runner: Runner, *, retry: bool) -> None:
+        self._runner = runner
+        self._claims = Claims(runner.folder)
+        self._next_s = 0.0
+        newest = self._claims.newest()
+        self._again: dict[str, int] = {}
+        for job in runner.jobs:
+            claim = newest.get(job.name)
+            if claim is None or job.state == "done":
+                continue
+            # What claims say is newer than the sweep's record, which all of them write.
+            job.state, job.error = ("running" if claim.state == HELD else "waiting"), ""
+            if claim.state == "failed" and not retry:
+                job.state, job.error = "failed", claim.error
+            elif claim.state in ("failed", "done"):  # done with fewer steps than are wanted now
+                self._again[job.name] = claim.number
+
+    def take(self, job: Job) -> bool:
+        """Claim a run that is to begin; returns whether this process has it now."""
+        taken = self._claims.take(job.name, again=self._again.get(job.name, -1))
+        if taken:
+            self._again.pop(job.name, None)
+        else:
+            self._next_s = 0.0
+            job.state = "running"  # until a closer look
+        return taken
+
+    def look(self) -> None:
+        """Keep the claims of this process, and take in what became of those of others."""
+        for name in self._claims.beat():
+            [job] = [each for each in self._runner.jobs if each.name == name]
+            self._runner.say(f"{name}: another process has it, since this one was not heard for too long")
+            job.abandon()
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _LOOK_S
+        newest = self._claims.newest()
+        for job in self._runner.jobs:
+            claim = newest.get(job.name)
+            if job.alive or claim is None or job.state not in ("waiting", "running"):
+                continue
+            if claim.state in (HELD, FREE):
+                job.state = "running" if claim.state == HELD else "waiting"
+            elif self._again.get(job.name) != claim.number:
+                job.state, job.error = claim.state, claim.error
+
+    def ended(self, job: Job) -> None:
+        """Say what became of a run of this process."""
+        is_over = job.state in ("done", "failed")
+        self._claims.give_back(job.name, job.state if is_over else FREE, job.error)
