@@ -18,13 +18,18 @@ import pytest
 
 from tests.deploy.conftest import ROOT, run
 from troupe.common.config import load_config
+from troupe.common.errors import ConfigError
 from troupe.common.wire.security.keys import make_keys
+from troupe.services.experiments import checks, plan
+from troupe.services.experiments.ending import SweepError
+from troupe.services.experiments.sweep_command import sweep_parser
 
 yaml = pytest.importorskip("yaml")
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("base", "gpu")
 ROLES = ("learner", "learner-peer", "replay", "actor", "evaluator")
+OVERLAYS = {"base": ROLES, "gpu": ROLES, "sweep": ("sweep",)}
+"""And their pods."""
 Resources = list[dict[str, Any]]
 
 
@@ -52,7 +57,7 @@ def of_kind(found: Resources, kind: str) -> dict[str, dict[str, Any]]:
 
 
 def pods(found: Resources) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, deployment in of_kind(found, "Deployment").items():
+    for name, deployment in {**of_kind(found, "Deployment"), **of_kind(found, "Job")}.items():
         yield name, deployment["spec"]["template"]["spec"]
 
 
@@ -84,7 +89,7 @@ def test_pods_are_as_the_restricted_standard_wants_them(folder: Path, overlay: s
     found = resources(folder, overlay)
     (namespace,) = of_kind(found, "Namespace").values()
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    assert sorted(name for name, _ in pods(found)) == sorted(ROLES)
+    assert sorted(name for name, _ in pods(found)) == sorted(OVERLAYS[overlay])
     for _, pod in pods(found):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == 10001
@@ -93,7 +98,7 @@ def test_pods_are_as_the_restricted_standard_wants_them(folder: Path, overlay: s
         assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
         for volume in pod["volumes"]:
             assert volume.keys() & {"emptyDir", "secret", "configMap", "persistentVolumeClaim"}
-        for container in (*pod["containers"], *pod["initContainers"]):
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True
@@ -195,3 +200,31 @@ def test_gpus_are_the_learners(folder: Path) -> None:
 
 def test_the_run_file_is_one_that_can_begin() -> None:
     assert load_config(str(KUBERNETES / "base" / "my.toml")).actor.total_slots == 4096
+
+
+def test_pods_of_a_sweep_share_it(folder: Path) -> None:
+    found = resources(folder, "sweep")
+    [job] = of_kind(found, "Job").values()
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
+    [(_, pod)] = pods(found)
+    [container] = pod["containers"]
+    program, command, *words = container["command"]
+    assert (program, command) == ("/opt/troupe/bin/troupe", "sweep")
+    options = sweep_parser().parse_args(words)
+    assert options.share
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    file = Path(options.source)
+    name = volumes[mounts[str(file.parent)]]["configMap"]["name"]
+    assert of_kind(found, "ConfigMap")[name]["data"].keys() == {file.name}
+    claim = volumes[mounts[str(options.dir.parent)]]["persistentVolumeClaim"]["claimName"]
+    assert of_kind(found, "PersistentVolumeClaim")[claim]["spec"]["accessModes"] == ["ReadWriteMany"]
+    # What no other start would mend ends the job, and an eviction does not.
+    ignored, final = spec["podFailurePolicy"]["rules"]
+    assert ignored["onPodConditions"] == [{"type": "DisruptionTarget"}]
+    assert final["onExitCodes"]["values"] == [ConfigError.exit_code, SweepError.exit_code]
+    assert (final["action"], final["onExitCodes"]["containerName"]) == ("FailJob", container["name"])
+    wanted = plan.read(str(KUBERNETES / "sweep" / file.name), {}, {})
+    assert not wanted.depends
+    assert len(checks.check(wanted)) == 6
