@@ -1,11 +1,12 @@
 """Elite and attentive replay: what a batch costs, and how well estimated distances stand for fresh ones.
 
-`python -m benchmarks.elite --json [--seconds S] [--parts drawing learning ...]`. Four parts, in CPU time:
+`python -m benchmarks.elite --json [--seconds S] [--parts drawing learning ...]`. Five parts, in CPU time:
 
 * drawing: to choose 16 of N unrolls;
 * learning: updates of 5 fresh and 5 replayed unrolls of MinAtar, with each way to choose these in turn;
 * scoring: a learner that computes the features of candidates anew, instead of sending distances back as
   priorities;
+* exact: whole batches of Breakout, from the shard to the update, where replay or the learner scores, in turn;
 * estimating: training CartPole on as many fresh as replayed unrolls, how far off policy what each way would
   choose is.
 """
@@ -25,23 +26,27 @@ import torch
 from benchmarks.common import median_ms, parser, report
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaAgent, ImpalaConfig
+from troupe.common.config import load_config
 from troupe.common.config.schema import EnvConfig
+from troupe.common.data.candidates import STRATEGIES
 from troupe.common.data.columns import Payload
 from troupe.common.data.distances import distances
 from troupe.common.data.inserts import Insert
 from troupe.common.data.schema import Chunk, FieldSpec, Items, compressed_if
 from troupe.common.data.table_config import TableConfig
 from troupe.common.envs import EnvSpec, make_vector
+from troupe.common.runtime import StopSignal
 from troupe.common.spaces import ActionSpec
+from troupe.serial import SerialTraining
 from troupe.services.actor.local_inference import Rollout
-from troupe.services.replay.storage.elite import STRATEGIES, Elite
+from troupe.services.replay.storage.elite import Elite
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.selectors import TableView
 from troupe.services.replay.storage.table import ITEM
 
 cpu_ms = partial(median_ms, clock=time.thread_time)
 STEPS, FEATURES, ROWS, LAMBDA = 20, 64, 16, 6
-PARTS = ("drawing", "learning", "scoring", "estimating")
+PARTS = ("drawing", "learning", "scoring", "exact", "estimating")
 BREAKOUT = EnvSpec("atari:breakout", (4, 84, 84), "uint8", ActionSpec.discrete(4), 4, 4, True)
 MINATAR = EnvSpec("minatar:breakout", (4, 10, 10), "uint8", ActionSpec.discrete(3), 0, 1, True)
 CANDIDATES = {"candidates_max": LAMBDA}
@@ -196,6 +201,80 @@ def scoring(seconds: float) -> dict[str, float]:
     return figures
 
 
+def exact(seconds: float) -> dict[str, float]:
+    """Milliseconds for a batch of `breakout-elite`, by who scores the candidates, the ways alternating.
+
+    From the chunks of an actor to the update: insert, draw, pack, unpack, score, choose, learn. `x_NAME` is
+    the median over turns of a way's time over that of `replay` in the same turn.
+    """
+    ways = {
+        "uniform": "sampler = 'uniform'",
+        "replay": f"sampler = 'elite', candidates_max = {LAMBDA}",
+        **{
+            f"learner_{name}": f"sampler = 'elite', candidates_max = {LAMBDA}, scored_by = 'learner', "
+            f"strategy = '{name}'"
+            for name in ("nearest", "least_sampled")
+        },
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {name: _training(Path(folder) / name, way) for name, way in ways.items()}
+        rollout, chunks = runs["uniform"].rollout, list[Chunk]()
+        while len(chunks) < 60:
+            chunks += rollout.step(0)
+        taken_s: dict[str, list[float]] = {name: [] for name in ways}
+        figures: dict[str, float] = {}
+        end_s = time.monotonic() + 20 * seconds
+        while time.monotonic() < end_s or len(taken_s["uniform"]) < 6:
+            for name, run in runs.items():
+                began_s = time.thread_time()
+                for _ in range(5):
+                    _whole_batch(run, chunks)
+                taken_s[name].append((time.thread_time() - began_s) / 5)
+        for name, run in runs.items():
+            figures[f"wire_bytes_{name}"] = _wire_bytes(run, chunks)
+            run.close()
+    turns = {name: np.array(values[1:]) for name, values in taken_s.items()}  # the first warms up
+    for name, values in turns.items():
+        figures[f"batch_ms_{name}"] = 1000 * float(np.median(values))
+        figures[f"x_{name}"] = float(np.median(values / turns["replay"]))
+    return figures
+
+
+def _training(folder: Path, way: str) -> SerialTraining:
+    """A training in this process that has made no step, with its queue and a table of 1,000."""
+    tables = (
+        "[{name = 'fresh', limiter = 'queue', capacity = 5, share = 5}, "
+        f"{{name = 'again', capacity = 1000, min_items = 5, share = 5, {way}}}]"
+    )
+    fields = {"replay.tables": tables, "run.total_steps": "1_000_000", "learner.torch_threads": "1"}
+    return SerialTraining(load_config("breakout-elite", None, fields, {}), folder, StopSignal())
+
+
+def _insert_fresh(run: SerialTraining, chunks: list[Chunk]) -> None:
+    """Store the five unrolls that a batch takes from the queue."""
+    for _ in range(5):
+        run.insert(chunks[run.inserts % len(chunks)])
+
+
+def _whole_batch(run: SerialTraining, chunks: list[Chunk]) -> None:
+    """Store, draw and learn from a batch."""
+    _insert_fresh(run, chunks)
+    batch = run.sample()
+    assert batch is not None
+    run.learn(batch)
+
+
+def _wire_bytes(run: SerialTraining, chunks: list[Chunk]) -> float:
+    """Bytes of the arrays of a batch as a shard sends them; mean of ten."""
+    _insert_fresh(run, chunks)
+    total = 0
+    for _ in range(10):
+        sample = run.replay.draw(run.mixture.shares)
+        assert not isinstance(sample, str), sample
+        total += sum(array.nbytes for array in sample.arrays.values())
+    return total / 10
+
+
 class Estimates:
     """What is known of the unrolls of a table, oldest out first, and of each way to estimate a distance."""
 
@@ -292,6 +371,8 @@ def main() -> None:
         figures |= learning(args.seconds)
     if "scoring" in args.parts:
         figures |= scoring(args.seconds)
+    if "exact" in args.parts:
+        figures |= exact(args.seconds)
     if "estimating" in args.parts:
         figures |= estimating(args.updates)
     rounded = {name: round(value, 4) for name, value in figures.items() if isinstance(value, float)}

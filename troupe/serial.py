@@ -38,6 +38,7 @@ from troupe.common.wire.replay.codec import (
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.actor.timing import fields_of
 from troupe.services.evaluator.games import play
+from troupe.services.learner.batches.chooser import Chooser
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.usable import UsableItems
 from troupe.services.learner.control.budget import StepBudget
@@ -84,6 +85,7 @@ class SerialTraining:
         self.agent = make_agent(config.agent, spec, seed=config.run.seed, device=config.learner.device)
         self.inspection = Inspection(self.agent)
         self.usable = UsableItems(self.agent)
+        self.chooser = Chooser(config, self.agent)
         self.counters = RunCounters(spec.frames_per_step, budget)
         self.checkpoints = RunCheckpoints(
             config, self.run_dir / "checkpoints", self.agent, spec, self.counters, lambda arrays: None
@@ -154,7 +156,8 @@ class SerialTraining:
             return None
         self.sampled += rows
         assert self.replay.specs is not None
-        return decode_batch(encode_batch(sample, self.replay.specs).message())
+        message = encode_batch(sample, self.replay.specs).message()
+        return decode_batch(message, shares=self.mixture.shares)
 
     @property
     def is_limited(self) -> bool:
@@ -165,7 +168,13 @@ class SerialTraining:
     def learn(self, batch: SampleBatch) -> None:
         """One update, and the priorities that it gives."""
         replay, counters = self.config.replay, self.counters
-        usable, replayed = self.usable.of(batch), self.mixture.replayed(batch)
+        usable = self.usable.of(batch)
+        if candidates := batch.candidates:
+            batch, usable, near = self.chooser.choose(batch, usable)
+            for table, rows in batch.rows().items():
+                if table in candidates:
+                    self.replay.update(table, batch.ids[rows], near[rows], chosen=True)
+        replayed = self.mixture.replayed(batch)
         beta = annealed(
             replay.importance_exponent,
             replay.importance_exponent_final,

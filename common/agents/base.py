@@ -146,6 +146,16 @@ class Pending(Protocol):
         """Waits for it, with what it found."""
 
 
+class Featured(Protocol):
+    """An agent that stores features of each step, and can say what they would be now."""
+
+    def features(self, fields: Mapping[str, np.ndarray | Tensor]) -> np.ndarray:
+        """What the present network makes of the steps of items `[B, window, ...]`: `[B, T, F]` float32."""
+
+    def distances(self, stored: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+        """How far `stored` features `[B, T, F]` are from `fresh` ones: `[B]` float64, 0 for the same."""
+
+
 class Accumulator(Protocol):
     """Turns the steps of one slot into chunks."""
 

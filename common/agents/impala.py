@@ -221,9 +221,21 @@ class ImpalaAgent(NetworkAgent):
             metrics = metrics | {"learner/feature_distance": float(old.mean()) if len(old) else 0.0}
         return Update(nearness(distance), metrics)
 
+    @torch.inference_mode()
+    def features(self, fields: Mapping[str, np.ndarray | Tensor]) -> np.ndarray:
+        """See `troupe.common.agents.base.Featured`."""
+        found = self._described(self.stored.read(fields))[3]
+        return found[:-1].transpose(0, 1).float().cpu().numpy()
+
     def distances(self, stored: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-        """How far `stored` features `[B, T, F]` are from those that the network has now."""
+        """See `troupe.common.agents.base.Featured`."""
         return distances(self.config.feature_distance, fresh, stored, self.config.feature_power)
+
+    def _described(self, unrolls: Unrolls) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the network makes of unrolls: see `ActorCritic.described`."""
+        return self.net.described(
+            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
+        )
 
     def _loss(
         self, unrolls: Unrolls, replayed: Tensor | None, stored_values: Tensor | None
@@ -234,9 +246,7 @@ class ImpalaAgent(NetworkAgent):
         network that acted made of the observations, if that is known.
         """
         config = self.config
-        params, values, _, features = self.net.described(
-            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
-        )
+        params, values, _, features = self._described(unrolls)
         params = params[:-1]
         actions = unrolls.last_action[1:]
         log_probs = self.policy.log_prob(params, actions)

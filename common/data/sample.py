@@ -17,12 +17,15 @@ class Share:
         count: rows.
         table_items: items in the table.
         total_priority: sum of all weights of the table, or its items where its sampler has no weights.
+        wanted: rows that were asked for, where those that came are candidates, of which the learner chooses
+            so many; None: all were asked for.
     """
 
     table: str
     count: int
     table_items: int
     total_priority: float
+    wanted: int | None = None
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Sample:
         versions: int64 `[B]`.
         times_s: float64 `[B]`, when each was inserted, in seconds since 1970.
         lengths: int32 `[B]`, steps of each item; shorter windows repeat their last entry.
+        sampled: int64 `[B]`, how often each was sampled.
         rows: int64 `[B]`, the record of each item's chunk.
         commits: uint64 `[B]`, the number of each item's chunk.
         offsets: int32 `[B]`, first step of each item in its chunk.
@@ -50,6 +54,7 @@ class Sample:
     versions: NDArray[np.int64]
     times_s: NDArray[np.float64]
     lengths: NDArray[np.int32]
+    sampled: NDArray[np.int64]
     rows: NDArray[np.int64]
     commits: NDArray[np.uint64]
     offsets: NDArray[np.int32]

@@ -25,6 +25,9 @@ REMOVER_NAMES = ("fifo", "lifo", "uniform", "lowest", "soft", "prioritized", "el
 STRATEGY_NAMES = ("nearest", "spread", "least_sampled", "spread_least_sampled")
 """How `elite` and `attentive` choose among their candidates."""
 
+SCORERS = ("replay", "learner")
+"""Who says how far candidates are."""
+
 LIMITERS = ("rate", "queue")
 
 WHEN_FULL = ("wait", "keep_latest", "keep_oldest", "alternate")
@@ -105,6 +108,12 @@ class TableConfig:
         0, "Samples over which that number falls to one, which is uniform sampling; 0 = never."
     )
     strategy: str = _field("nearest", f"Which candidates are chosen: {', '.join(STRATEGY_NAMES)}.")
+    scored_by: str = _field(
+        "replay",
+        "Who finds the distances of candidates: `replay` estimates them, or takes the stored features; "
+        "`learner` computes them with its present network and chooses, which is exact and costs a forward "
+        "pass.",
+    )
     distance: str = _field("norm", f"Distance of `attentive`: {', '.join(DISTANCES)}.")
     distance_power: float = _field(2.0, "Exponent of the distance `norm`.")
     removal_candidates: int = _field(
@@ -150,6 +159,7 @@ _ONLY_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates_max": ("sampler", ("elite", "attentive")),
     "candidates_anneal_samples": ("sampler", ("elite", "attentive")),
     "strategy": ("sampler", ("elite", "attentive")),
+    "scored_by": ("sampler", ("elite", "attentive")),
     "distance": ("sampler", ("attentive",)),
     "distance_power": ("sampler", ("attentive",)),
     "removal_candidates": ("remover", ("elite",)),
@@ -300,6 +310,7 @@ def _check(where: str, table: TableConfig) -> None:
     if table.soft_period_batches < 1:
         raise ConfigError(f"{where}: soft_period_batches should be at least 1")
     _check_choice(where, "strategy", table.strategy, STRATEGY_NAMES)
+    _check_choice(where, "scored_by", table.scored_by, SCORERS)
     _check_choice(where, "distance", table.distance, DISTANCES)
     for key, (least, most) in _DISTANCE_BOUNDS.items():
         if not least <= getattr(table, key) <= most:
@@ -311,6 +322,10 @@ def _check(where: str, table: TableConfig) -> None:
                 f"{where}: {key} would do nothing, for it is for {chooser} {' or '.join(names)}: take one of "
                 f"those instead of {getattr(table, chooser)}, or leave {key} out"
             )
+    if table.scored_by == "learner" and table.max_times_sampled:
+        raise ConfigError(
+            f"{where}: scored_by learner leaves candidates in the table, so max_times_sampled has to be 0"
+        )
     if table.is_queue and not table.max_times_sampled:
         raise ConfigError(f"{where}: a queue needs max_times_sampled, or it would never empty")
     if not table.is_queue and table.when_full != TableConfig.when_full:

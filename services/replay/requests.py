@@ -304,7 +304,7 @@ class RequestHandlers:
         return None
 
     def _priorities(self, envelope: Envelope, body: messages.Priorities) -> None:
-        self._replay.update(body.table, body.ids, body.priorities)
+        self._replay.update(body.table, body.ids, body.priorities, chosen=body.chosen)
 
     def _credit(self, envelope: Envelope, body: messages.CreditQuestion) -> messages.Credit:
         peer = envelope.peer

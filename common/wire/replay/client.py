@@ -298,8 +298,13 @@ class ReplayClient(Sampler):
         """Numbers of the requests that a client that does not insist has given up since the last call."""
         return self._requests.take_turned_down()
 
-    def update_priorities(self, ids: ArrayLike, priorities: ArrayLike, table: str = "default") -> None:
-        """Set the raw priorities of items. Not acknowledged: an update may get lost with a connection."""
+    def update_priorities(
+        self, ids: ArrayLike, priorities: ArrayLike, table: str = "default", *, chosen: bool = False
+    ) -> None:
+        """Set the raw priorities of items. Not acknowledged: an update may get lost with a connection.
+
+        `chosen`: these were candidates, and are learned from.
+        """
         arrays = {"ids": np.array(ids, np.uint64), "priorities": np.array(priorities, np.float64)}
         if arrays["ids"].shape != arrays["priorities"].shape or arrays["ids"].ndim != 1:
             shapes = [array.shape for array in arrays.values()]
@@ -307,11 +312,16 @@ class ReplayClient(Sampler):
         # Counted, since the deque drops the oldest without a word.
         if len(self._updates) == self._updates.maxlen:
             self.counters["lost_updates"] += 1
-        self._updates.append(encode(messages.Priorities(table=table, **arrays).message()))
+        self._updates.append(encode(messages.Priorities(table=table, chosen=chosen, **arrays).message()))
         self._send_pending()
 
     def update(
-        self, batch: SampleBatch, priorities: ArrayLike, tables: Collection[str] | None = None
+        self,
+        batch: SampleBatch,
+        priorities: ArrayLike,
+        tables: Collection[str] | None = None,
+        *,
+        chosen: bool = False,
     ) -> None:
         """`update_priorities` of every row of `batch`, each in the table that it comes from.
 
@@ -322,7 +332,7 @@ class ReplayClient(Sampler):
             raise ConfigError(f"priorities of the shape {values.shape} for a batch of {len(batch.ids)}")
         for table, rows in batch.rows().items():
             if tables is None or table in tables:
-                self.update_priorities(batch.ids[rows], values[rows], table)
+                self.update_priorities(batch.ids[rows], values[rows], table, chosen=chosen)
 
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Sizes, rates and counters of the server. Raises PeerError after `timeout_s`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 from msgspec import UNSET
@@ -40,6 +40,7 @@ class SampleBatch:
         probabilities: float64 `[B]`, over the whole table that the row comes from.
         versions: int64 `[B]`, parameters that acted.
         lengths: int32 `[B]`, steps of each item; shorter windows repeat their last entry.
+        sampled: int64 `[B]`, how often each was sampled, where rows are candidates; None elsewhere.
         table_items: items in the (first) table when it was sampled.
         total_priority: sum of `priority ** alpha` over the (first) table.
         min_probabilities: by table, the least of the batch, or of several shards' last ones.
@@ -47,6 +48,7 @@ class SampleBatch:
         request_id: of the request that this answers.
         shard: address of the shard, where there are several.
         shares: how the rows are divided between tables, one share behind the other.
+        chosen: the rows were chosen among candidates, and `fields` are copies.
     """
 
     ids: NDArray[np.uint64]
@@ -60,6 +62,25 @@ class SampleBatch:
     request_id: int = 0
     shard: str = ""
     shares: list[Share] = field(default_factory=list)
+    sampled: NDArray[np.int64] | None = None
+    chosen: bool = False
+
+    @property
+    def candidates(self) -> set[str]:
+        """The tables whose rows are candidates, to choose the rows from that are learned from."""
+        return {share.table for share in self.shares if share.wanted is not None}
+
+    def part(self, rows: NDArray[np.int64], fields: dict[str, NDArray]) -> SampleBatch:
+        """Of candidates the chosen ones: `rows [n]`, ascending, with `fields` of their own."""
+        tables = self.rows()
+        shares = [
+            replace(share, count=int(np.isin(rows, np.r_[tables[share.table]]).sum()), wanted=None)
+            for share in self.shares
+        ]
+        shares = [share for share in shares if share.count]
+        names = ("ids", "probabilities", "versions", "lengths")
+        arrays: dict[str, Any] = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, **arrays, fields=fields, shares=shares, sampled=None, chosen=True)
 
     def rows(self) -> dict[str, slice]:
         """Which rows come from which table."""
@@ -207,6 +228,7 @@ def encode_batch(sample: Sample, specs: Sequence[FieldSpec], *, consumed: bool =
     """
     first = sample.shares[0]
     shares = [(s.table, s.count, s.table_items, s.total_priority) for s in sample.shares]
+    candidates = any(share.wanted is not None for share in sample.shares)
     windows = bool(sample.arrays)
     return messages.Batch(
         table=first.table,
@@ -219,6 +241,7 @@ def encode_batch(sample: Sample, specs: Sequence[FieldSpec], *, consumed: bool =
         probabilities=sample.probabilities,
         versions=sample.versions,
         lengths=sample.lengths,
+        sampled=sample.sampled if candidates else UNSET,
         data={spec.name: sample.arrays[spec.name] for spec in specs} if windows else {},
         rows=UNSET if windows else sample.rows,
         commits=UNSET if windows else sample.commits,
@@ -242,7 +265,8 @@ def decode_batch(
         message: a BATCH.
         arena: the shard's files, where they can be had.
         allocate: makes the arrays.
-        shares: the rows by table that were asked for, if others are wrong.
+        shares: the rows by table that were asked for, if fewer, or others, are wrong; more of a table are
+            candidates.
         expected: the only fields that are right, if others are wrong.
     """
     body = messages.Batch.of(message)
@@ -253,9 +277,8 @@ def decode_batch(
     given = [Share(body.table, count, body.table_items, body.total_priority)]
     if body.shares is not UNSET:
         given = [Share(*share) for share in body.shares]
-    # A learner that asked for half of each would not notice a batch of one table only.
-    if shares is not None and {share.table: share.count for share in given} != dict(shares):
-        raise WireError("bad_batch", "not the rows that were asked for")
+    if shares is not None:
+        given = _as_asked(given, shares, candidates=body.sampled is not UNSET)
     for share in given:
         # Shards are drawn by these sums: one that claims infinity would get every request, for good.
         if not 0 <= share.total_priority <= MAX_TOTAL_PRIORITY:
@@ -279,11 +302,26 @@ def decode_batch(
         fields=fields,
         request_id=message.request_id,
         shares=given,
+        sampled=None if body.sampled is UNSET else body.sampled,
     )
     batch.min_probabilities = {
         table: float(batch.probabilities[rows].min()) for table, rows in batch.rows().items()
     }
     return batch
+
+
+def _as_asked(given: Sequence[Share], asked: Mapping[str, int], *, candidates: bool) -> list[Share]:
+    """The shares, with what was `wanted` where there are candidates. Raises WireError where others came."""
+    # A learner that asked for half of each would not notice a batch of one table only.
+    if len(given) != len(asked) or {share.table for share in given} != asked.keys():
+        raise WireError("bad_batch", "not the tables that were asked for")
+    shares = []
+    for share in given:
+        wanted = asked[share.table]
+        if share.count < wanted or (share.count > wanted and not candidates):
+            raise WireError("bad_batch", "not the rows that were asked for")
+        shares.append(share if share.count == wanted else replace(share, wanted=wanted))
+    return shares
 
 
 def _check_expected(body: messages.Batch, arena: Arena | None, expected: Sequence[FieldSpec]) -> None:

@@ -158,6 +158,7 @@ class Batch(Body, kw_only=True):
         probabilities: [B], above 0, over the row's whole table
         versions: [B], parameter versions that acted
         lengths: [B], steps of each item; shorter windows repeat their last entry
+        sampled: [B], how often each was sampled; only if rows are candidates: see `Candidates`
         data: raw: dtype [B, before + max(lengths) + after, *shape]; lz4: uint8 [bytes], one LZ4 frame that
             unpacks to it
         rows: [B], instead of the fields if the token is right: see `Same host`
@@ -176,6 +177,7 @@ class Batch(Body, kw_only=True):
     probabilities: types.Float64s
     versions: types.Int64s
     lengths: types.Int32s
+    sampled: types.Int64s | UnsetType = UNSET
     data: types.AnyArrays = msgspec.field(name="field/FIELD")
     rows: types.Int64s | UnsetType = UNSET
     commits: types.Uint64s | UnsetType = UNSET
@@ -186,6 +188,8 @@ class Batch(Body, kw_only=True):
         count = len(self.lengths)
         if not count or not len(self.ids) == len(self.probabilities) == len(self.versions) == count:
             raise ValueError("no rows, or arrays that differ in length")
+        if self.sampled is not UNSET and len(self.sampled) != count:
+            raise ValueError("`sampled` and the rows differ in length")
         if int(self.lengths.min()) < 1:
             raise ValueError("an item without steps")
         if self.shares is not UNSET and sum(rows for _, rows, _, _ in self.shares) != count:
@@ -212,12 +216,14 @@ class Priorities(Body, kw_only=True):
 
     Attributes:
         table: the table of these items
+        chosen: these rows of a BATCH of candidates are learned from: each counts as sampled once more
         ids: [N]
         priorities: [N], the new ones (before the exponent)
     """
 
     TYPE: ClassVar[str] = "PRIORITIES"
     table: types.Name = "default"
+    chosen: bool = False
     ids: types.Uint64s
     priorities: types.Float64s
 

@@ -191,12 +191,17 @@ class ShardedReplayClient(Sampler):
         self._draws.cancel()
 
     def update(
-        self, batch: SampleBatch, priorities: ArrayLike, tables: Collection[str] | None = None
+        self,
+        batch: SampleBatch,
+        priorities: ArrayLike,
+        tables: Collection[str] | None = None,
+        *,
+        chosen: bool = False,
     ) -> None:
         """As that of `ReplayClient`, if the shard of `batch` is still there."""
         shard = self._shards.get(batch.shard)
         if shard is not None:
-            shard.client.update(batch, priorities, tables)
+            shard.client.update(batch, priorities, tables, chosen=chosen)
 
     def recycle(self, batch: SampleBatch) -> None:
         """Let a later batch use the arrays of this one, which has no fields any more."""

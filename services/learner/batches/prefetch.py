@@ -72,6 +72,10 @@ class Prefetcher:
         # Unbounded, yet never long: no more batches are asked for than `depth`.
         self._ready: system.Queue[SampleBatch] = system.Queue()
         self._done: system.Queue[tuple[SampleBatch, np.ndarray | None]] = system.Queue()
+        # Of candidates, what was chosen: the batch, the rows of it that are learned from, and how near they
+        # are.
+        self._choices: system.Queue[tuple[SampleBatch, SampleBatch, np.ndarray]] = system.Queue()
+        self._undecided: set[int] = set()  # batches of candidates that nobody has chosen from yet
         self._stop = system.Event()
         self._thread = system.Thread(target=self._run, name="prefetch", daemon=True)
         self._failure: BaseException | None = None
@@ -129,6 +133,13 @@ class Prefetcher:
         """
         self._done.put((batch, priorities))
 
+    def put_choice(self, batch: SampleBatch, chosen: SampleBatch, priorities: np.ndarray) -> None:
+        """Tell the shard which of a batch of candidates are learned from; never blocks.
+
+        `batch` is done with, as in `put_priorities`, which comes for `chosen` later.
+        """
+        self._choices.put((batch, chosen, priorities))
+
     def _run(self) -> None:
         replay = self._replay
         loop = watchdog.Loop("the learner's prefetch thread")
@@ -139,7 +150,9 @@ class Prefetcher:
                 self._send_priorities()
                 # Ready ones count as well, or a learner that pauses would have memory filled with batches
                 # that age.
-                room = self._depth - self._ready.qsize() - replay.outstanding_samples
+                # And candidates until they are chosen from: a shard draws by how often items were sampled.
+                held = max(self._ready.qsize(), len(self._undecided))
+                room = self._depth - held - replay.outstanding_samples
                 if not self._wanted:
                     room = 0
                 if self._allowed is not None:
@@ -151,6 +164,8 @@ class Prefetcher:
                     self.wait_reason = replay.wait_reason
                 else:
                     self._came += 1
+                    if batch.candidates:
+                        self._undecided.add(id(batch))
                     if self._staging is not None:
                         self._staging.put(batch)
                     self._ready.put(batch)
@@ -166,10 +181,21 @@ class Prefetcher:
     def _send_priorities(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                batch, priorities = self._done.get_nowait()
-                if priorities is not None:
-                    self._replay.update(batch, priorities, self._kept)
-                if self._staging is not None:
-                    self._staging.drop(batch)
-                # Here and not by the learner: the pool belongs to this thread.
-                self._replay.recycle(batch)
+                batch, chosen, priorities = self._choices.get_nowait()
+                self._replay.update(chosen, priorities, batch.candidates, chosen=True)
+                self._drop(batch)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                batch, told = self._done.get_nowait()
+                if told is not None:
+                    self._replay.update(batch, told, self._kept)
+                if not batch.chosen:  # whose fields are copies
+                    self._drop(batch)
+
+    def _drop(self, batch: SampleBatch) -> None:
+        """Let later batches use the arrays of this one."""
+        self._undecided.discard(id(batch))
+        if self._staging is not None:
+            self._staging.drop(batch)
+        # Here and not by the learner: the pool belongs to this thread.
+        self._replay.recycle(batch)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,9 @@ from numpy.typing import NDArray
 from troupe.common.agents.base import Agent
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire.replay.codec import SampleBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +30,13 @@ class Usable:
         fields: `[n, window, *shape]` by name, the window as long as the longest of these items needs.
         lengths: int32 `[n]`, steps of each.
         rows: `[B]` bool, which of the batch they are; None for all.
+        placed: those of the fields that are on the learner's device already; see `Batch`.
     """
 
     fields: dict[str, NDArray]
     lengths: NDArray[np.int32]
     rows: NDArray[np.bool_] | None = None
+    placed: Mapping[str, Tensor] = field(default_factory=dict)
 
     def chosen(self, values: NDArray) -> NDArray:
         """Those `[n]` of values `[B]` of the batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from troupe.common.agents import Agent, Batch, Pending, Update
 from troupe.common.config import Config
 from troupe.common.runtime import Deadline
 from troupe.common.wire.replay.codec import SampleBatch
+from troupe.services.learner.batches.chooser import Chooser
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.batches.usable import Usable, UsableItems
@@ -55,6 +57,7 @@ class Shares:
 
     Attributes:
         usable: leaves out the items that nobody can learn from.
+        chooser: chooses among candidates.
         mixture: the tables that batches come from.
     """
 
@@ -63,6 +66,7 @@ class Shares:
     ) -> None:
         """Connect these; `prefetch` asks for nothing before this learner has a seat."""
         self.usable = UsableItems(agent)
+        self.chooser = Chooser(config, agent)
         self.mixture = mixture
         self._prefetch, self._team = prefetch, team
         # Else one learner might take the rows of two batches, another none, while acting waits for both.
@@ -136,6 +140,14 @@ class Shares:
             self._prefetch.put_priorities(sample, np.zeros(len(usable.rows)))
             self._prefetch.permit()
             return None
+        if usable.rows is None:
+            usable = replace(usable, placed=self._prefetch.placed(sample))
+        if sample.candidates:
+            whole, (sample, usable, near) = sample, self.chooser.choose(sample, usable)
+            self._prefetch.put_choice(whole, sample, near)
+            if not len(usable.lengths):
+                self._prefetch.permit()
+                return None
         self._permitted = False
         return sample, usable
 
@@ -153,7 +165,7 @@ class Shares:
                 None if replayed is None else usable.chosen(replayed),
                 progress=progress,
                 measure=measure,
-                placed=self._prefetch.placed(sample) if usable.rows is None else {},
+                placed=usable.placed,
             )
 
         steps = self.mixture.learned_steps(sample, usable)

@@ -3,21 +3,20 @@
 After https://github.com/parralplex/elite_buffer_vtrace. For a batch of n rows, lambda n candidates are drawn,
 all different, and n of them are taken by a strategy; lambda falls to 1, which is uniform sampling. Candidates
 come in random order and every sort is stable, so that equal distances are a matter of chance.
+
+Where a table is `scored_by` the learner, the candidates themselves are the rows, and the learner chooses.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from troupe.common.data.candidates import STRATEGIES, Floats
 from troupe.common.data.distances import distances
 from troupe.common.data.table_config import TableConfig
 from troupe.services.replay.storage.selectors import NO_SLOTS, Chosen, Slots, TableView, Uniform
-
-Floats = NDArray[np.float64]
 
 MAX_CANDIDATES = 1 << 16
 """Most of one draw: a shard serves nobody else meanwhile."""
@@ -35,42 +34,6 @@ MEMORY = 0.99
 """Of the mean rate at which items get off policy, for each item that is measured."""
 
 
-def _nearest(distance: Floats, sampled: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-    """The nearest (strategy 1)."""
-    return np.argsort(distance, kind="stable")[:count]
-
-
-def _spread(distance: Floats, sampled: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-    """The nearest of each of `count` groups of neighbours by distance (strategy 2)."""
-    return _groups(distance, count)[:, 0]
-
-
-def _least_sampled(distance: Floats, sampled: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-    """Those that have been sampled least, of these the nearest (strategy 3)."""
-    return np.lexsort((distance, sampled))[:count]
-
-
-def _spread_least_sampled(distance: Floats, sampled: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-    """The least sampled of each of `count` groups of neighbours by distance (strategy 4)."""
-    groups = _groups(distance, count)
-    return groups[np.arange(count), sampled[groups].argmin(axis=1)]
-
-
-def _groups(distance: Floats, count: int) -> NDArray[np.int64]:
-    """Neighbours by distance, `[count, size]`, the nearest first; the farthest are left over."""
-    size = len(distance) // count
-    return np.argsort(distance, kind="stable")[: size * count].reshape(count, size)
-
-
-STRATEGIES: Mapping[str, Callable[[Floats, NDArray[np.int32], int], NDArray[np.int64]]] = {
-    "nearest": _nearest,
-    "spread": _spread,
-    "least_sampled": _least_sampled,
-    "spread_least_sampled": _spread_least_sampled,
-}
-"""Which of k candidates are taken: of distances `[k]` and times sampled `[k]` makes `count` places."""
-
-
 class Candidates(Uniform):
     """What elite and attentive sampling share; subclasses say how far an item is."""
 
@@ -84,9 +47,13 @@ class Candidates(Uniform):
         """See `Selector`. An item comes twice only where there are fewer items than rows.
 
         Their probability counts as that of uniform sampling: that they are not drawn alike is the purpose.
+
+        More than `count` are candidates for the learner, drawn with replacement.
         """
         if not self._size:
             return NO_SLOTS, np.empty(0)
+        if self._config.scored_by == "learner":
+            return self._unscored(count, rng)
         candidates = self._draw(self.per_row * count, count, rng)
         wanted = min(count, len(candidates))
         sampled = self._table.items["sampled"][candidates]
@@ -94,6 +61,17 @@ class Candidates(Uniform):
         if wanted < count:
             slots = np.concatenate([slots, super().select(count - wanted, rng)[0]])
         return slots, np.full(count, 1.0 / self._size)
+
+    def _unscored(self, count: int, rng: np.random.Generator) -> Chosen:
+        """Lambda times as many as rows, each of all items, and behind them what they are compared with.
+
+        At lambda 1 just the rows.
+        """
+        candidates = max(int(min(self.per_row * count, MAX_CANDIDATES)), count)
+        slots = super().select(candidates, rng)[0]
+        if candidates > count:
+            slots = np.concatenate([slots, self._compared_with()])
+        return slots, np.full(len(slots), 1.0 / self._size)
 
     @property
     def per_row(self) -> float:
@@ -106,6 +84,10 @@ class Candidates(Uniform):
         """`wanted` different slots in random order, no fewer than `least`, or all that there are."""
         count = min(max(int(min(wanted, MAX_CANDIDATES)), least), self._size)
         return self._slots[rng.choice(self._size, count, replace=False)]
+
+    def _compared_with(self) -> Slots:
+        """The item that candidates are compared with, `[1]`, or none."""
+        return NO_SLOTS
 
     @abstractmethod
     def _distances(self, slots: Slots) -> Floats:
@@ -185,7 +167,7 @@ class Attentive(Candidates):
             self._newest = newest, self._table.items["commit"][newest]
 
     def _distances(self, slots: Slots) -> Floats:
-        now = self._table.features(self._newest_slot())[:, -1:]
+        now = self._table.features(self._compared_with())[:, -1:]
         found = np.empty(len(slots))
         longest = int(self._table.items["length"][slots].max())
         block = min(max(BLOCK_NUMBERS // max(longest * now.size, 1), 1), BLOCK)
@@ -197,7 +179,8 @@ class Attentive(Candidates):
                 )
         return found
 
-    def _newest_slot(self) -> Slots:
+    def _compared_with(self) -> Slots:
+        """The newest item."""
         slot, commit = self._newest
         commits = self._table.items["commit"]
         if commits[slot] != commit:  # it has gone before older ones

@@ -431,19 +431,24 @@ class Replay:
         check_memory(len(sample.ids), self._slots)  # also for what follows
         with CHANGE:
             for share, slots in zip(sample.shares, sample.slots, strict=True):
-                self.tables[share.table].take(slots)
+                if share.wanted is None:  # of candidates, `update` says which are learned from
+                    self.tables[share.table].take(slots)
 
     def put_back(self, sample: Sample) -> None:
         """Undo `take`."""
         with CHANGE:
             for share, slots in zip(sample.shares, sample.slots, strict=True):
-                self.tables[share.table].take(slots, -1)
+                if share.wanted is None:
+                    self.tables[share.table].take(slots, -1)
 
     def count_sampled(self, sample: Sample) -> None:
-        """Count what was taken as sampled: items that have been sampled often enough go."""
+        """Count what was taken as sampled: items that have been sampled often enough go.
+
+        Of candidates as many count as were asked for.
+        """
         with CHANGE:
             for share, slots in zip(sample.shares, sample.slots, strict=True):
-                self.tables[share.table].count_sampled(slots, self.rng)
+                self.tables[share.table].count_sampled(slots[: share.wanted], self.rng)
         self.counters.sampled_batches += 1
         self.counters.sampled_items += len(sample.ids)
 
@@ -453,12 +458,22 @@ class Replay:
             raise no_table(name, self.tables)
         return table
 
-    def update(self, table_name: str, ids: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
-        """Set raw priorities by item id; invalid ones and unknown ids are counted and skipped."""
+    def update(
+        self,
+        table_name: str,
+        ids: NDArray[np.uint64],
+        priorities: NDArray[np.float64],
+        *,
+        chosen: bool = False,
+    ) -> None:
+        """Set raw priorities by item id; invalid ones and unknown ids are counted and skipped.
+
+        `chosen`: these were candidates and are learned from, so each has been sampled once more.
+        """
         table = self._table(table_name)
         check_memory(len(ids), self._slots)
         with CHANGE:
-            invalid, unknown = table.update(ids, priorities)
+            invalid, unknown = table.update(ids, priorities, chosen=chosen)
         self.counters.invalid_priorities += invalid
         self.counters.unknown_priorities += unknown
         self.counters.updated_priorities += len(ids) - invalid - unknown

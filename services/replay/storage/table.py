@@ -279,7 +279,8 @@ class Table:
     def draw(self, count: int, rng: np.random.Generator) -> Chosen | None:
         """Choose `count` slots to sample, and the probability of each; None where there are not enough.
 
-        Nothing changes until `take`. An item is not chosen more often than it may be sampled.
+        Where the learner chooses, these are more: its candidates. Nothing changes until `take`. An item is
+        not chosen more often than it may be sampled.
         """
         while True:
             slots, probabilities = self.sampler.select(count, rng)
@@ -373,8 +374,13 @@ class Table:
     def _remove_excess(self, count: int, rng: np.random.Generator) -> None:
         self.remove(self.remover.distinct(count, rng))
 
-    def update(self, ids: NDArray[np.uint64], priorities: NDArray[np.float64]) -> tuple[int, int]:
-        """Set the priorities of items by id; returns how many were invalid, and how many ids unknown."""
+    def update(
+        self, ids: NDArray[np.uint64], priorities: NDArray[np.float64], *, chosen: bool = False
+    ) -> tuple[int, int]:
+        """Set the priorities of items by id; returns how many were invalid, and how many ids unknown.
+
+        `chosen` among candidates, each item counts as sampled; other tables have counted it already.
+        """
         valid = valid_priorities(priorities)
         invalid = len(ids) - int(np.count_nonzero(valid))
         slots = ((ids - np.uint64(1)) % np.uint64(self._slots)).astype(np.int64)
@@ -384,6 +390,8 @@ class Table:
         self._files.rate(slots, priorities)
         self.sampler.update(slots, priorities)
         self.remover.update(slots, priorities)
+        if chosen and self.config.scored_by == "learner":
+            self.take(slots)
         return invalid, int(np.count_nonzero(valid & ~known))
 
     def priorities(self, slots: Slots) -> NDArray[np.float64]:

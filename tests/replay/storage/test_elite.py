@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.replay.storage.chosen import appear, chi_square, make, vanish
 from tests.replay.storage.replays import SPECS, features, open_tables, simple
+from troupe.common.data.candidates import STRATEGIES
 from troupe.common.data.columns import Payload
 from troupe.common.data.distances import DISTANCES, distances, nearness
 from troupe.common.data.inserts import RefusedError, check_insert
@@ -16,7 +17,8 @@ from troupe.common.data.packing import pack_entries
 from troupe.common.data.schema import FieldSpec
 from troupe.common.data.table_config import parse_table, shard_tables
 from troupe.common.errors import ConfigError
-from troupe.services.replay.storage.elite import STRATEGIES
+from troupe.common.wire.codec import WireError
+from troupe.common.wire.replay.codec import decode_batch, encode_batch
 from troupe.services.replay.storage.samplers import REMOVERS
 
 RNG = np.random.default_rng
@@ -249,6 +251,79 @@ def test_priorities_that_come_back_choose_and_outlive_a_restart(tmp_path):
     assert gone < {19, 29, 39}
 
 
+@pytest.mark.parametrize("kind", ["elite", "attentive"])
+def test_candidates_for_the_learner_are_drawn_as_by_the_original(kind):
+    """Uniformly and with replacement; attentive adds the newest, to compare with; at lambda 1 only rows."""
+    selector, items = make(kind, 20, candidates_max=4.5, candidates_anneal_samples=1000, scored_by="learner")
+    for slot in range(20):
+        appear(selector, items, [slot], [1.0])
+    rng, counts, repeats = RNG(0), np.zeros(20), 0
+    for _ in range(2000):
+        slots, probabilities = selector.select(3, rng)
+        assert len(slots) == len(probabilities) == 13 + (kind == "attentive")
+        assert kind == "elite" or slots[-1] == 19
+        counts += np.bincount(slots[:13], minlength=20)
+        repeats += len(set(slots[:13].tolist())) < 13
+    assert chi_square(counts, 1300.0) < 19 + 5 * np.sqrt(38)
+    none_twice = np.prod(1 - np.arange(13) / 20)
+    assert abs(repeats / 2000 - (1 - none_twice)) < 0.02
+    selector._table = replace(selector._table, samples=lambda: 1000)
+    assert len(selector.select(3, rng)[0]) == 3
+
+
+def test_a_candidate_counts_as_sampled_once_it_is_chosen(tmp_path):
+    table = (
+        "default:capacity=40,sampler=elite,scored_by=learner,candidates_max=5,candidates_anneal_samples=20"
+    )
+    replay = open_tables(tmp_path, table)
+    for sequence in range(1, 11):
+        replay.insert(simple(sequence, sequence * 4, 4))
+    sample = replay.sample({"default": 2})
+    assert [(share.count, share.wanted) for share in sample.shares] == [(10, 2)]
+    assert not sample.sampled.any()
+    assert replay.tables["default"].limiter.sampled == 2
+    ids = sample.ids[[0, 0, 1]]
+    replay.update("default", ids, np.full(3, 0.5), chosen=True)
+    replay.update("default", sample.ids[2:], np.full(8, 0.5))
+    times = {}
+    for _ in range(9):
+        sample = replay.sample({"default": 2})
+        times |= dict(zip(sample.ids.tolist(), sample.sampled.tolist(), strict=True))
+    expected = {int(ids[0]): 2 + (ids[0] == ids[2]), int(ids[2]): 1 + 2 * (ids[0] == ids[2])}
+    assert {each: count for each, count in times.items() if count} == expected
+    assert replay.tables["default"].limiter.sampled == 20
+    sample = replay.sample({"default": 2})  # lambda is 1
+    assert [(share.count, share.wanted) for share in sample.shares] == [(2, None)]
+    after = replay.sample({"default": 40})
+    again = dict(zip(after.ids.tolist(), after.sampled.tolist(), strict=True))
+    for each in set(sample.ids.tolist()) & again.keys():
+        assert again[each] == expected.get(each, 0) + sample.ids.tolist().count(each)
+
+
+def test_a_batch_is_as_it_was_asked_for_or_of_candidates(tmp_path):
+    table = "default:capacity=40,sampler=elite,scored_by=learner,candidates_max=5"
+    replay = open_tables(tmp_path, table)
+    replay.insert(simple(1, 0, 8))
+    sample = replay.sample({"default": 2})
+    message = encode_batch(sample, replay.specs).message()
+    batch = decode_batch(message, shares={"default": 2})
+    assert batch.candidates == {"default"}
+    assert batch.sampled.tolist() == [0] * 10
+    part = batch.part(np.array([1, 4]), {})
+    assert (part.rows(), part.candidates, part.ids.tolist()) == (
+        {"default": slice(0, 2)},
+        set(),
+        batch.ids[[1, 4]].tolist(),
+    )
+    with pytest.raises(WireError, match="not the rows"):
+        decode_batch(message, shares={"default": 11})
+    with pytest.raises(WireError, match="not the tables"):
+        decode_batch(message, shares={"other": 2})
+    del message.arrays["sampled"]
+    with pytest.raises(WireError, match="not the rows"):
+        decode_batch(message, shares={"default": 2})
+
+
 def test_what_cannot_be_is_refused():
     for text, match in (
         ("candidates_max=0.5", "from 1 to"),
@@ -257,11 +332,14 @@ def test_what_cannot_be_is_refused():
         ("candidates_anneal_samples=-1", "from 0 to"),
         ("strategy=nearst", "nearest: nearest"),
         ("distance=cos", "nearest: cosine"),
+        ("scored_by=lerner", "nearest: learner"),
+        ("scored_by=learner,max_times_sampled=3", "has to be 0"),
     ):
         with pytest.raises(ConfigError, match=match):
             parse_table(f"default:sampler=elite,{text}")
     for text, match in (
         ("sampler=uniform,candidates_max=5", "sampler elite or attentive"),
+        ("sampler=uniform,scored_by=learner", "sampler elite or attentive"),
         ("sampler=elite,distance=kl", "sampler attentive: take one of those instead of elite"),
         ("sampler=elite,removal_candidates=5", "remover elite: .* instead of fifo, or leave"),
     ):

@@ -18,6 +18,7 @@ from tests.replay.storage.replays import (
     simple,
 )
 from troupe.common.data import inserts
+from troupe.common.data.candidates import STRATEGIES
 from troupe.common.data.inserts import MAX_PRIORITY, HeldError, RefusedError
 from troupe.common.data.schema import Items
 from troupe.common.data.table_config import (
@@ -29,7 +30,6 @@ from troupe.common.data.table_config import (
     parse_table,
 )
 from troupe.common.errors import ConfigError
-from troupe.services.replay.storage.elite import STRATEGIES
 from troupe.services.replay.storage.samplers import REMOVERS, SAMPLERS
 
 
