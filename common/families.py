@@ -36,6 +36,13 @@ FAMILIES = {
     "dm_control": Family(
         "dm_control", "dm_control:DOMAIN-TASK", extra="dm-control", packages=("dm_control",)
     ),
+    "pettingzoo": Family(
+        "pettingzoo_envs",
+        "pettingzoo:ID",
+        "Several agents",
+        extra="pettingzoo",
+        packages=("pettingzoo", "mpe2"),
+    ),
     "dmlab": Family("dmlab", "dmlab:LEVEL", "DeepMind Lab: [its engine](environments.md)", same_options=True),
     "football": Family(
         "football",

@@ -54,11 +54,13 @@ class JoinedVector(VectorEnv):
             final_obs={},
             episodes=[],
             discarded=[],
+            idle=[],
         )
         for first, step in zip(self._firsts, steps, strict=True):
             joined.final_obs |= {first + slot: obs for slot, obs in step.final_obs.items()}
             joined.episodes += [each._replace(slot=first + each.slot) for each in step.episodes]
             joined.discarded += [first + slot for slot in step.discarded]
+            joined.idle += [first + slot for slot in step.idle]
         return joined
 
     def render_frame(self, slot: int) -> np.ndarray:

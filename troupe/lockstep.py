@@ -21,6 +21,7 @@ import torch
 from troupe.certificate import Certificate, Weights, circumstances, differences
 from troupe.common.config import Config
 from troupe.common.envs import VectorEnv, make_vector
+from troupe.common.envs.base import split_slots
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import newest_first, steps_of
@@ -204,8 +205,7 @@ class LockstepTraining(SerialTraining):
     def make_env(self, seed: int) -> VectorEnv:
         """The slots of all actors, as many vectors as there are actors."""
         config, slots = self.config, self.config.total_slots
-        actors = min(slots, max(1, config.actor.processes))
-        parts = np.array_split(np.arange(slots), actors)
+        parts = split_slots(slots, max(1, config.actor.processes), self.spec.agents)
         return JoinedVector([make_vector(config.env, len(part), seed) for part in parts])
 
     def learn(self, batch: SampleBatch) -> None:
@@ -235,7 +235,7 @@ class LockstepTraining(SerialTraining):
     def record(self) -> None:
         """What is due after so many rounds: a row of metrics, a checkpoint."""
         period = self.config.learner.checkpoint_period_steps
-        done = self.counters.steps // self.env.num_slots % period
+        done = self.rollout.timing.calls % period  # in the span
         if done % max(1, period // ROWS_PER_SPAN) == 0:
             self.add_row()
         if done == 0 and not self.ends():

@@ -45,8 +45,9 @@ class Slots:
         self._accumulators = [agent.accumulator(chunk_steps, slot / len(obs)) for slot in range(len(obs))]
         if hindsight is not None:
             self._accumulators = [hindsight.around(each, chunk_steps) for each in self._accumulators]
-        for accumulator, first in zip(self._accumulators, obs, strict=True):
-            accumulator.start(first)
+        self._unbegun: set[int] = set()  # slots whose accumulators begin with the next step
+        for slot, first in enumerate(obs):
+            self._begin(slot, first)
 
     def __len__(self) -> int:
         return len(self._accumulators)
@@ -60,8 +61,8 @@ class Slots:
         chunks = self._accumulate(act, step, version)
         ended = step.terminated | step.truncated
         # The failed environment was made again and shows a first observation: the memory must not reach
-        # across.
-        ended[step.discarded] = True
+        # across. Nor may that of an agent which has left the game before.
+        ended[step.discarded + step.idle] = True
         self.inputs = self.inputs.after(act, step.obs, step.reward, ended)
         if self.pace is not None:
             if self.pace.stepped(version):
@@ -77,6 +78,14 @@ class Slots:
         """What can be inserted of the running episodes."""
         return [chunk for accumulator in self._accumulators for chunk in accumulator.flush()]
 
+    def _begin(self, slot: int, obs: np.ndarray) -> None:
+        """The slot's next episode begins at `obs`."""
+        if self._agent.spec.agents > 1:
+            # Its agent may be away until a game begins, so what it sees first is known with its first step.
+            self._unbegun.add(slot)
+        else:
+            self._accumulators[slot].start(obs)
+
     def _accumulate(self, act: Act, step: Step, version: int) -> list[Chunk]:
         # Plain lists: indexing an array a thousand times a second for single numbers is most of the work.
         actions, extras = act.action.tolist(), act.extras_by_slot()
@@ -86,13 +95,19 @@ class Slots:
             step.truncated.tolist(),
         )
         final_values = self._final_values(act, step)
+        idle = set(step.idle)
         chunks: list[Chunk] = []
         for slot, accumulator in enumerate(self._accumulators):
             if slot in step.discarded:
                 # The environment failed in this step: complete items stay valid, the unfinished ones do not.
                 chunks += accumulator.discard()
-                accumulator.start(step.obs[slot])
+                self._begin(slot, step.obs[slot])
                 continue
+            if slot in idle:
+                continue
+            if slot in self._unbegun:
+                accumulator.start(self.inputs.obs[slot])
+                self._unbegun.remove(slot)
             ended = terminated[slot] or truncated[slot]
             chunks += accumulator.add(
                 SlotStep(
@@ -107,7 +122,7 @@ class Slots:
                 )
             )
             if ended:
-                accumulator.start(step.obs[slot])
+                self._begin(slot, step.obs[slot])
         return chunks
 
     def _final_values(self, act: Act, step: Step) -> dict[int, float]:

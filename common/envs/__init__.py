@@ -24,6 +24,7 @@ __all__ = [
     "Step",
     "VectorEnv",
     "check_settings",
+    "copy_slots",
     "environment_module",
     "inspect",
     "make_spec",
@@ -35,6 +36,12 @@ __all__ = [
 def make_spec(config: EnvConfig) -> EnvSpec:
     """What networks and accumulators need to know about the configured environment; cheap."""
     return _family(config.id).make_spec(config)
+
+
+def copy_slots(config: EnvConfig) -> int:
+    """Slots that one copy takes, `EnvSpec.agents`; 1 without making one, where the family has no others."""
+    family = _family(config.id)
+    return make_spec(config).agents if hasattr(family, "SEVERAL_AGENTS") else 1
 
 
 def make_vector(
@@ -63,6 +70,8 @@ def environment_module(env_id: str) -> str:
     family, _, name = env_id.partition(":")
     if family in ("gym", "old_gym"):
         return name.rpartition(":")[0]
+    if family == "pettingzoo":
+        return "" if "/" in name else name.partition(":")[0]
     return "" if family in FAMILIES else env_id.rpartition(":")[0]
 
 

@@ -63,6 +63,7 @@ class EnvSpec:
         packed_bits: pixels are 0 or 255, and a byte of an observation is eight of a row, as `numpy.packbits`
             packs them: so they are sent and stored, and only networks unpack them.
         tasks: names of the levels that the id stands for, see `Episode.task`; empty where it is but one.
+        agents: how many act in one copy, each in a slot of its own; the slots of a copy are neighbours.
     """
 
     id: str
@@ -76,6 +77,7 @@ class EnvSpec:
     obs_leaves: tuple[Leaf, ...] = ()
     packed_bits: bool = False
     tasks: tuple[str, ...] = ()
+    agents: int = 1
 
     @property
     def seen_shape(self) -> tuple[int, ...]:
@@ -169,6 +171,9 @@ class Step:
         episodes: the games that finished in this step (never single lives).
         discarded: slots whose environment failed and was rebuilt: whatever was collected since the last
             `obs` is void and nothing may link the old episode to the new one.
+        idle: slots whose agent took no part in the step, because it has not come yet or has left before the
+            others: the action did nothing, and nothing may be made of the step. One that took no part in the
+            step before this one begins an episode at the `obs` of that.
     """
 
     obs: np.ndarray
@@ -178,6 +183,7 @@ class Step:
     final_obs: dict[int, np.ndarray] = field(default_factory=dict)
     episodes: list[Episode] = field(default_factory=list)
     discarded: list[int] = field(default_factory=list)
+    idle: list[int] = field(default_factory=list)
 
 
 class VectorEnv(abc.ABC):
@@ -311,6 +317,28 @@ def slot_seeds(seed: Seed, num_slots: int) -> np.ndarray:
         return np.asarray(seed, np.int64)
     state = np.random.SeedSequence(seed).generate_state(num_slots, np.uint32)
     return (state >> np.uint32(1)).astype(np.int64)
+
+
+def check_copies(spec: EnvSpec, slots: int) -> None:
+    """Raise ConfigError where so many slots do not divide among whole copies."""
+    if slots % spec.agents:
+        raise ConfigError(
+            f"{spec.id} has {spec.agents} agents, each in its own slot: {slots} slots are no whole copies; "
+            f"set actor.slots to a multiple of {spec.agents}"
+        )
+
+
+def split_slots(slots: int, parts: int, per_copy: int = 1) -> list[np.ndarray]:
+    """The numbers from 0 to `slots - 1` in `parts` parts at most, as even as whole copies allow.
+
+    Args:
+        slots: a multiple of `per_copy`; what is left over goes into the last part.
+        parts: wanted.
+        per_copy: slots of one copy, `EnvSpec.agents`.
+    """
+    copies = np.arange(max(1, slots // per_copy))
+    starts = [part[0] * per_copy for part in np.array_split(copies, min(parts, len(copies)))]
+    return np.split(np.arange(slots), starts[1:])
 
 
 def options(config: EnvConfig, known: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,11 @@ def _as(path: tuple[str | int, ...]) -> str:
     return f" as its part {_named(path)}" if path else ""
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says."""
+    return " ".join(str(error).split())
+
+
 def not_finite(obs: np.ndarray) -> list[int]:
     """Rows of `[S, ...]` that hold NaN, infinity, or more than replay takes, `LARGEST_FLOAT`."""
     if obs.dtype.kind != "f":

@@ -13,7 +13,7 @@ import numpy as np
 from troupe.common.envs.base import EnvSpec, Step
 from troupe.common.errors import RefusedError
 
-RUNNING, TERMINATED, TRUNCATED, DISCARDED = 0, 1, 2, 3
+RUNNING, TERMINATED, TRUNCATED, DISCARDED, IDLE = range(5)
 """Values of the array `ended`."""
 
 
@@ -47,6 +47,7 @@ def pack_step(step: Step, stack: int) -> dict[str, np.ndarray]:
     ended = np.zeros(len(obs), np.uint8)
     ended[step.truncated] = TRUNCATED
     ended[step.terminated] = TERMINATED
+    ended[step.idle] = IDLE
     # Last, since it outweighs the others: nothing of such a step may be learned from.
     ended[step.discarded] = DISCARDED
     return {"obs": obs, "reward": step.reward, "ended": ended, "first": step.obs[ended != RUNNING]}
@@ -68,7 +69,7 @@ def unpack_step(arrays: Mapping[str, np.ndarray], before: np.ndarray, spec: EnvS
     slots = len(before)
     ended = _checked(arrays, "ended", "uint8", (slots,))
     reward = _checked(arrays, "reward", "float32", (slots,))
-    if ended.max() > DISCARDED:
+    if ended.max() > IDLE:
         raise TransferError(f"ended holds {ended.max()}")
     newest = _checked(arrays, "obs", spec.obs_dtype, (slots, *spec.obs_shape[1 if spec.stack else 0 :]))
     over = np.flatnonzero(ended)
@@ -86,8 +87,9 @@ def unpack_step(arrays: Mapping[str, np.ndarray], before: np.ndarray, spec: EnvS
         reward,
         ended == TERMINATED,
         ended == TRUNCATED,
-        {slot: led_to[slot] for slot in over_list if ended[slot] != DISCARDED},
+        {slot: led_to[slot] for slot in over_list if ended[slot] in (TERMINATED, TRUNCATED)},
         discarded=[slot for slot in over_list if ended[slot] == DISCARDED],
+        idle=[slot for slot in over_list if ended[slot] == IDLE],
     )
 
 

@@ -61,6 +61,8 @@ class _Worker:
             told["final"] = list(step.final_obs)
         if step.discarded:
             told["discarded"] = step.discarded
+        if step.idle:
+            told["idle"] = step.idle
         if step.episodes:
             told["episodes"] = step.episodes
         return told | self._failures()

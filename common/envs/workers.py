@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from troupe.common.envs import calls
+from troupe.common.envs import calls, copy_slots
 from troupe.common.envs.base import (
     KEPT_FAILURES,
     EnvError,
@@ -37,6 +37,7 @@ from troupe.common.envs.base import (
     Seed,
     Step,
     VectorEnv,
+    split_slots,
 )
 from troupe.common.envs.shared import MAX_MESSAGE, SharedStep
 from troupe.common.envs.spectator import NoPictureError
@@ -70,7 +71,7 @@ class WorkerVector(VectorEnv):
         self.calls = calls.Calls(1, whole=True)  # nothing is ever in a call here
         # For the records of their calls, which outlive a process that crashes.
         self._folder = tempfile.TemporaryDirectory(prefix="troupe-envs-")
-        parts = np.array_split(np.arange(num_slots), min(config.processes, num_slots))
+        parts = split_slots(num_slots, config.processes, copy_slots(config))
         task = {"config": config.model_dump(mode="json"), "threads": threads, "evaluation": evaluation}
         self._workers: list[_Worker] = []
         try:
@@ -128,6 +129,7 @@ class WorkerVector(VectorEnv):
         final: list[int] = []
         episodes: list[Episode] = []
         discarded: list[int] = []
+        idle: list[int] = []
         for worker, answer in self._answers():
             if isinstance(answer, _WorkerError):
                 part = worker.slots
@@ -140,6 +142,7 @@ class WorkerVector(VectorEnv):
             first = worker.slots.start
             final += [first + slot for slot in answer.get("final", ())]
             discarded += [first + slot for slot in answer.get("discarded", ())]
+            idle += [first + slot for slot in answer.get("idle", ())]
             episodes += [Episode(first + slot, *rest) for slot, *rest in answer.get("episodes", ())]
             self._note_failures(worker, answer)
         return Step(
@@ -151,6 +154,7 @@ class WorkerVector(VectorEnv):
             {slot: shared.final_obs[slot].copy() for slot in final},
             episodes,
             discarded,
+            idle,
         )
 
     def render_frame(self, slot: int) -> np.ndarray:

@@ -19,11 +19,12 @@ class Infer(Body, kw_only=True):
         slots: the leased slots that begin here, one per row; absent if they continue
         after: request ID of the ACTIONS that were carried out; absent if slots begin
         first: whole observations [E, ...]: of all rows if slots begin; otherwise, for the rows with ended
-            above 0, in order, the first of the next episode
+            above 0, in order, the first of the next episode; anything while its agent is away
         obs: observations [S, ...] after the step; at the end of an episode, its last one; only the newest
             frame if frames are stacked; absent if slots begin, like all below
         reward: [S], as the agent learns from it
-        ended: [S], 0 no, 1 terminated, 2 truncated, 3 void, because the environment failed
+        ended: [S], 0 no, 1 terminated, 2 truncated, 3 void, because the environment failed, 4 no step: the
+            agent took no part in it
     """
 
     TYPE: ClassVar[str] = "INFER"

@@ -18,7 +18,7 @@ variable "source" {
 
 variable "extras" {
   type        = list(string)
-  description = "Extras of the package that the images have besides `all`: minatar, mujoco, dm-control, s3."
+  description = "Extras of the package that the images have besides `all`: minatar, mujoco, dm-control, pettingzoo, s3."
   default     = []
 }
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from troupe.common import system
 from troupe.common.config import Config
-from troupe.common.envs import VectorEnv, make_vector
+from troupe.common.envs import VectorEnv, copy_slots, make_vector
+from troupe.common.envs.base import split_slots
 from troupe.common.envs.transfer import pack_start, pack_step
 from troupe.common.errors import PeerError
 from troupe.common.wire.control.client import ControlClient, Welcome
@@ -42,6 +43,7 @@ class CentralActing:
         self.timing = Timing()
         self.version = -1
         self._config = config
+        self._per_copy = copy_slots(config.env)
         self._place = place
         self._envs: list[VectorEnv] = []
         self._groups: list[EnvGroup] = []
@@ -66,8 +68,8 @@ class CentralActing:
             self._envs.append(env)
 
     def _split(self, slots: list[int]) -> list[list[int]]:
-        groups = min(self._config.actor.groups, len(slots))
-        return [part.tolist() for part in np.array_split(np.asarray(slots), groups)]
+        parts = split_slots(len(slots), self._config.actor.groups, self._per_copy)
+        return [[slots[place] for place in part] for part in parts]
 
     def begin(self, control: ControlClient, welcome: Welcome) -> None:
         """Reset the environments and tell the learner where its slots begin."""
@@ -155,7 +157,7 @@ class CentralActing:
         # Before the books are kept below: the learner can choose meanwhile.
         self._asking.go_on(answer.group, pack_step(step, group.env.spec.stack))
         timing.take(step.episodes, group.slots)
-        timing.steps += len(actions)
+        timing.steps += len(actions) - len(step.idle)
         self._control.report_steps(timing.steps)
         timing.calls += 1
         timing.env_s += stepped_s - began_s

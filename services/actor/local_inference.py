@@ -80,7 +80,7 @@ class Rollout:
         chunks = self._slots.take(act, step, version)
         timing = self.timing
         timing.take(step.episodes, self._numbers)
-        timing.steps += self.env.num_slots
+        timing.steps += self.env.num_slots - len(step.idle)
         timing.calls += 1
         timing.inference_s += acted - start
         timing.env_s += stepped - acted

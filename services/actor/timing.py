@@ -15,7 +15,7 @@ class Timing:
     """Running totals since the actor started."""
 
     steps: int = 0
-    """Of every slot."""
+    """Of every slot, but for those whose agent took no part in them."""
     calls: int = 0
     """Of the environments: each steps several slots."""
     inference_s: float = 0.0

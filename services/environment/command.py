@@ -14,7 +14,7 @@ import numpy as np
 
 from troupe.common.config import Config, Loaded, load_layers
 from troupe.common.config.field_options import field_parser, parse_with_fields
-from troupe.common.envs import check_settings
+from troupe.common.envs import EnvSpec, check_settings
 from troupe.common.envs.base import clip_rewards
 from troupe.common.envs.goals import ACHIEVED, DESIRED
 from troupe.common.runtime.parser import integer
@@ -102,6 +102,7 @@ def _rows(found: checking.Findings, learned: tuple[float, float]) -> list[tuple[
             if {(ACHIEVED,), (DESIRED,)} <= {leaf.path for leaf in spec.obs_leaves}
             else []
         ),
+        *([("agents", _agents(spec))] if spec.agents > 1 else []),
         ("actions", f"{spec.actions} {found.action_space}".rstrip()),
         ("played", f"{found.steps} random steps{frames}"),
         ("rewards", f"{_range(*found.reward_range)[2:]}; {_learned(found.reward_range, learned)}"),
@@ -115,6 +116,11 @@ def _rows(found: checking.Findings, learned: tuple[float, float]) -> list[tuple[
     if found.objections == []:
         rows.append(("gymnasium", "its checker found nothing wrong"))
     return rows
+
+
+def _agents(spec: EnvSpec) -> str:
+    roles = f", of the roles {', '.join(spec.tasks)}" if spec.tasks else ""
+    return f"{spec.agents} in a game, each in a slot of its own{roles}"
 
 
 def _learned(raw: tuple[float, float], learned: tuple[float, float]) -> str:

@@ -50,7 +50,7 @@ def probe(
     Raises ConfigError where a training would not get past the environment's failures.
     """
     spec = make_spec(config)
-    vector = make_vector(config, slots, seed)
+    vector = make_vector(config, -(-slots // spec.agents) * spec.agents, seed)
     try:
         found = _play(vector, steps, seconds, seed)
     except base.EnvError:
@@ -68,24 +68,24 @@ def probe(
 def _play(vector: base.VectorEnv, steps: int, seconds: float, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     obs = vector.reset()
-    rounds, began_s = 0, time.perf_counter()
+    played, began_s = 0, time.perf_counter()
     rewards, seen = [], _ranges(vector.spec, obs)
     terminated = truncated = 0
     games: list[base.Episode] = []
-    while rounds * vector.num_slots < steps and time.perf_counter() - began_s < seconds:
+    while played < steps and time.perf_counter() - began_s < seconds:
         step = vector.step(vector.spec.actions.random(rng, vector.num_slots))
-        rounds += 1
+        played += vector.num_slots - len(step.idle)
         rewards.append(step.reward)
         now = _ranges(vector.spec, step.obs)
         seen = np.stack([np.minimum(seen[:, 0], now[:, 0]), np.maximum(seen[:, 1], now[:, 1])], axis=1)
         terminated, truncated = terminated + step.terminated.sum(), truncated + step.truncated.sum()
         games += step.episodes
     lasted_s = time.perf_counter() - began_s
-    _check_failures(vector, rounds * vector.num_slots)
+    _check_failures(vector, played)
     reward = np.concatenate(rewards) if rewards else np.zeros(1)
     return {
-        "steps": rounds * vector.num_slots,
-        "frames_per_s": rounds * vector.num_slots * vector.spec.frames_per_step / max(lasted_s, 1e-9),
+        "steps": played,
+        "frames_per_s": played * vector.spec.frames_per_step / max(lasted_s, 1e-9),
         "observation_ranges": seen.tolist(),
         "reward_range": [float(reward.min()), float(reward.max())],
         "terminated": int(terminated),

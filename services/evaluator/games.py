@@ -9,7 +9,7 @@ import numpy as np
 
 from troupe.common.agents import Agent, Inputs
 from troupe.common.config import EnvConfig
-from troupe.common.envs import Episode, VectorEnv, make_vector, means_told
+from troupe.common.envs import Episode, VectorEnv, copy_slots, make_vector, means_told
 from troupe.common.envs.base import clip_rewards
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.stats.played import Result
@@ -44,7 +44,7 @@ def play(
         agent: only acts; nothing of it changes.
         env: the run's environment; lives, clipping and the longest game are not those of training.
         episodes: games in all.
-        slots: games played side by side.
+        slots: games played side by side; of several agents, each counts, and the last copy is made whole.
         seed: of the games and of the exploration; the same seed gives the same games.
         epsilon: chance of exploring, see `Agent.act`.
         max_episode_frames: emulator frames after which a game is cut, in place of the training's limit.
@@ -61,7 +61,10 @@ def play(
     Returns:
         The games, or None if stopped early.
     """
-    slots = slots if steady else min(slots, episodes)
+    per_copy = copy_slots(env)
+    # Where several agents play one game, all of them go on until it is over, and a copy is whole.
+    steady = steady or per_copy > 1
+    slots = -(-(slots if steady else min(slots, episodes)) // per_copy) * per_copy
     # Apart, so that another epsilon does not change the games.
     game_seed, action_seed = np.random.SeedSequence(seed).generate_state(2)
     rng = np.random.default_rng(action_seed)
@@ -96,7 +99,7 @@ def play(
             actions[acting] = act.action
             step = vector.step(actions)
             ended = step.terminated | step.truncated
-            ended[step.discarded] = True
+            ended[step.discarded + step.idle] = True
             # Games are not clipped, but the network has always seen rewards as training counts them.
             seen = clip_rewards(step.reward[acting], env.reward_clip)
             inputs = inputs.after(act, step.obs[acting], seen, ended[acting])

@@ -129,6 +129,7 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     from troupe.common.agents import make_agent
     from troupe.common.agents.hindsight import hindsight_of
     from troupe.common.envs import check_settings, make_spec
+    from troupe.common.envs.base import check_copies
     from troupe.services.environment.check import check
 
     config = loaded.config
@@ -145,6 +146,8 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     else:
         spec = make_spec(config.env)
     check_settings(config.env, spec, loaded.chosen("env"))
+    for slots in (config.actor.slots, config.total_slots):
+        check_copies(spec, slots)
     # Made and thrown away: a torso that does not suit, or a goal that is not shown, is refused here and not
     # by a service.
     agent, hindsight = make_agent(config.agent, spec), hindsight_of(config, spec)

@@ -34,6 +34,7 @@ AGENTS = {
 ENVS = {
     "vectors": EnvConfig(id="gym:CartPole-v1", max_episode_frames=15),
     "failures": EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 9, "fail_at": (1, 4)}),
+    "agents": EnvConfig(id="pettingzoo:tests.envs.crowd:Crowd", kwargs={"copy": 1}),
     "stacks": EnvConfig(id="tests.envs.counting:Colour-v0", frame_size=36),
 }
 SPACES = {
@@ -81,7 +82,7 @@ def test_both_make_the_same_chunks_of_every_space(name: str, env: str) -> None:
 
 
 def check_same_chunks(name: str, env: EnvConfig) -> None:
-    agent = make_agent(AGENTS[name], make_vector(env, 1, 1).spec, seed=2)
+    agent = make_agent(AGENTS[name], make_vector(env, SLOTS, 1).spec, seed=2)
     one, two = in_one(agent, env), in_two(agent, env)
     assert len(one) == len(two) > 3
     for a, b in zip(one, two, strict=True):
