@@ -15,6 +15,10 @@ class ConfigError(TroupeError):
     exit_code = 2
 
 
+class DatasetError(ConfigError):
+    """A data set that is absent, damaged, or of another environment."""
+
+
 class MissingEngineError(ConfigError):
     """The configuration is right, but its environment is not installed on this machine."""
 

@@ -222,6 +222,34 @@ class ActionSpec:
         paths = [leaf.path for leaf in self.leaves]
         return [nested(paths, values) for values in zip(*columns, strict=True)]
 
+    def rows(self, natives: np.ndarray) -> np.ndarray:
+        """Rows `[T, *shape]` for the environment's own actions `[T, ...]`: the inverse of `natives`.
+
+        Beyond two bounds the nearest action counts, and of bins the nearest. Raises ValueError for an action
+        of several arrays, and for what is no action.
+        """
+        leaf = self.leaves[0]
+        if len(self.leaves) > 1 or leaf.path:
+            raise ValueError("actions of several parts")
+        if natives[:1].size not in (0, leaf.size):
+            raise ValueError(f"actions {list(natives.shape[1:])} instead of {list(leaf.shape)}")
+        flat = natives.reshape(len(natives), leaf.size)
+        if leaf.choices:
+            if not np.array_equal(flat, np.rint(flat)):
+                raise ValueError("choices that are no whole numbers")
+            found = flat.astype(np.int64) - np.array(leaf.start, np.int64)
+        else:
+            *_, middle, half = _limits_of(leaf).reshape(4, -1)
+            found = (flat - middle) / np.where(half > 0, half, 1)
+            bounded = np.fromiter(_bounded(leaf), bool, leaf.size)
+            found[:, bounded] = found[:, bounded].clip(-1.0, 1.0)
+            if self.binned(leaf):
+                found = np.abs(found[..., None] - self._grid).argmin(-1)
+        rows = found.astype(self.dtype).reshape(len(natives), *self.shape)
+        if fault := self.fault(rows, len(natives)):
+            raise ValueError(fault)
+        return rows
+
     def __str__(self) -> str:
         if self.count:
             return str(self.count)

@@ -27,8 +27,8 @@ means, and `troupe config validate` checks presets, TOML files and run directori
 For each field, the first of these that sets it wins:
 
 1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--env`, `--seed`, `--total-steps`,
-   `--keys` and `--init-from` are short for `--env.id`, `--run.seed`, `--run.total_steps`, `--net.keys_dir`
-   and `--learner.init_from`),
+   `--keys`, `--init-from` and `--offline` are short for `--env.id`, `--run.seed`, `--run.total_steps`,
+   `--net.keys_dir`, `--learner.init_from` and `--run.offline`),
 2. a sweep file: `--sweep FILE`, TOML in the form of a preset; one with a section `[sweep]` describes several
    runs: start them with [`troupe sweep FILE`](sweeps.md),
 3. an environment variable: `TROUPE_REPLAY__BATCH_SIZE=64`,

@@ -70,6 +70,10 @@ COMMANDS = {
     ),
     "replay status": Command("print the status of a running shard", f"{_REPLAY}.__main__:status"),
     "replay snapshot": Command("copy the items of a running shard", f"{_REPLAY}.__main__:snapshot"),
+    "replay import": Command(
+        "write a Minari data set into folders of replay shards",
+        "troupe.services.offline.importing:replay_import",
+    ),
 }
 
 _HEAD = """\

@@ -10,7 +10,7 @@ does (Kapturowski et al. 2019).
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,14 @@ from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
 from troupe.common.agents.policies import drawn
-from troupe.common.agents.soft import distribution_of_actions, entropy_cost, mean_q, mean_q_of_several
+from troupe.common.agents.soft import (
+    distribution_of_actions,
+    entropy_cost,
+    found,
+    mean_q,
+    mean_q_of_several,
+    optimizer_of,
+)
 from troupe.common.agents.stored.sequences import Sequences, StoredSequences
 from troupe.common.agents.stored.transitions import StoredTransitions, Transitions, scaled
 from troupe.common.config.fields import (
@@ -34,7 +41,6 @@ from troupe.common.config.fields import (
     structural,
     tunable,
 )
-from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl import policy
@@ -177,7 +183,7 @@ class SacAgent(NetworkAgent):
         action = drawn(self.policy, params.cpu().numpy(), epsilon, rng)
         # The least of the critics, as in the targets (Fujimoto et al. 2018): initial priorities are errors
         # against these.
-        taken = self.net.agreed(self._q_taken(features, self._to_device(action)))
+        taken = self.net.agreed(self.net.q_taken(features, self._to_device(action)))
         both = torch.stack([taken, self._value(features, params, taken)])
         taken_there, best = in_rewards(both, self.net.scale).cpu().numpy()
         return self._acted(action, {"value_taken": taken_there, "value_max": best}, inputs, memory)
@@ -194,7 +200,7 @@ class SacAgent(NetworkAgent):
         features, _ = self._seen(inputs)
         params = self.net.policy(features)
         best = self._to_device(self.policy.mode(params.cpu().numpy()))
-        value = self._value(features, params, self.net.agreed(self._q_taken(features, best)))
+        value = self._value(features, params, self.net.agreed(self.net.q_taken(features, best)))
         return in_rewards(value, self.net.scale).cpu().numpy()
 
     def _seen(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -229,7 +235,7 @@ class SacAgent(NetworkAgent):
         measured["grad_norm"] = self.learner.step(loss)
         self.net.observe(transitions.obs)
         sizes = in_rewards(errors.abs().mean(0), self.net.scale)
-        return _found(sizes, measured if measure else {})
+        return found(sizes, measured if measure else {})
 
     @property
     def no_graph_because(self) -> str:
@@ -278,7 +284,7 @@ class SacAgent(NetworkAgent):
         counts, burn_in, learner = sequences.counts, self.config.burn_in_steps, self.learner
         # What no accumulator makes; of several learners one alone must not stay away.
         if learner.reduction.alone and not counts.any():
-            return _found(torch.zeros(counts.shape[1]), {})
+            return found(torch.zeros(counts.shape[1]), {})
         sequences.observe_rewards(self.net.scale, burn_in, self.config.gamma)
         noise, next_noise = told["noise"]
         features, _ = self.net.remember(*sequences.burned_in(self.net, burn_in))
@@ -295,7 +301,7 @@ class SacAgent(NetworkAgent):
         sizes = torch.zeros_like(targets)
         sizes[counts] = in_rewards(errors.abs().mean(0), self.net.scale)
         priorities = mixed_priorities(sizes, self.config.priority_eta, counts)
-        return _found(priorities, measured if measure and steps_learned else {})
+        return found(priorities, measured if measure and steps_learned else {})
 
     @torch.no_grad()
     def _sequence_targets(
@@ -359,7 +365,7 @@ class SacAgent(NetworkAgent):
         """Losses `[n, M]` of critics, means of targets `[M]`, and errors `[n, M]` of the critics' means."""
         net = self.net
         if not net.categorical:
-            errors = targets - self._q_taken(features, action)
+            errors = targets - self.net.q_taken(features, action)
             return 0.5 * errors.square(), targets, errors
         said, means = net.said(features, action), targets @ net.places
         losses = -(targets * said.log_softmax(-1)).sum(-1)
@@ -377,13 +383,6 @@ class SacAgent(NetworkAgent):
             return target.value(seen_by_target)
         assert seen is not None
         return self._soft_value(target, seen_by_target, self.net.policy(seen), noise)[0]
-
-    def _q_taken(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Each critic's Q `[n, B]` of actions `[B, ...]`."""
-        if not self.spec.actions.count:
-            return self.net.q(features, actions)
-        q = self.net.q(features)
-        return q.gather(2, actions[:, None].expand(len(q), -1, -1)).squeeze(2)
 
     def _soft_value(
         self, critics: SoftActorCritic, features: Tensor, params: Tensor, noise: Tensor
@@ -465,31 +464,15 @@ class SacAgent(NetworkAgent):
         config, net = self.config, self.net
         if config.compute_dtype == "bfloat16":
             net.compute_in_bfloat16()  # before the target network becomes a copy
-        policy_rate = config.policy_learning_rate or config.learning_rate
-        # By identity: tensors compare by elements.
-        of_policy = {id(each) for each in net.policy.parameters()}
-        groups: list[dict[str, Any]] = [
-            {"params": [each for each in net.parameters() if id(each) not in of_policy]},
-            {"params": list(net.policy.parameters()), "lr": policy_rate},
-        ]
-        optimizer = torch.optim.Adam(
-            groups, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
-        )
         return TargetLearner(
             net,
-            optimizer,
+            optimizer_of(net, config),
             config.max_grad_norm,
             period_updates=config.target_update_period_updates,
             tau=config.tau,
             draws="noise",
             seed=self.seed,
         )
-
-
-def _found(sizes: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `SacAgent.learn` gives of errors `[B]`."""
-    found = {f"learner/{name}": value.detach() for name, value in measured.items()}
-    return {"priorities": sizes.double() + PRIORITY_FLOOR, **found}
 
 
 make = SacAgent

@@ -1,13 +1,14 @@
-"""What SAC makes of an environment's actions: the policy over them, its entropy's weight, and expected Q."""
+"""What agents with a policy beside critics share: policies, entropy's weight, mean Q, optimiser."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
@@ -76,3 +77,28 @@ def entropy_cost(config: SacConfig, spec: EnvSpec) -> Multiplier:
             target = DISCRETE_SHARE * sum(map(math.log, choices)) if choices else -float(spec.actions.reals)
     speed = config.entropy_cost_adjustment_speed
     return Multiplier(config.entropy_cost, target, at_most=False, speed=speed)
+
+
+class Rates(Protocol):
+    """The fields of an algorithm that its optimiser is made of."""
+
+    learning_rate: float
+    policy_learning_rate: float | None
+    optimizer_epsilon: float
+
+
+def optimizer_of(net: SoftActorCritic, config: Rates) -> torch.optim.Adam:
+    """Adam, with a rate of its own for the policy."""
+    # By identity: tensors compare by elements.
+    of_policy = {id(each) for each in net.policy.parameters()}
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in net.parameters() if id(each) not in of_policy]},
+        {"params": list(net.policy.parameters()), "lr": config.policy_learning_rate or config.learning_rate},
+    ]
+    return torch.optim.Adam(groups, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
+
+
+def found(sizes: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What an agent's `learn` gives of the sizes of errors `[B]`, and of scalars for the log."""
+    named = {f"learner/{name}": value.detach() for name, value in measured.items()}
+    return {"priorities": sizes.double() + PRIORITY_FLOOR, **named}

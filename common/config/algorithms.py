@@ -23,10 +23,12 @@ from troupe.common.installation import import_module
 ALGORITHMS: dict[str, str] = {
     "apex": "troupe.common.agents.apex:ApexConfig",
     "impala": "troupe.common.agents.impala:ImpalaConfig",
+    "iql": "troupe.common.agents.iql:IqlConfig",
     "policy_gradient": "troupe.common.agents.policy_gradient:PolicyGradientConfig",
     "pqn": "troupe.common.agents.pqn:PqnConfig",
     "r2d2": "troupe.common.agents.r2d2:R2d2Config",
     "sac": "troupe.common.agents.sac:SacConfig",
+    "td3_bc": "troupe.common.agents.td3_bc:Td3BcConfig",
 }
 """Those of this tree."""
 
@@ -35,6 +37,7 @@ KNOWN_AS = {
     **dict.fromkeys(("ppo", "appo", "a2c", "awr", "vmpo", "v_mpo"), "policy_gradient"),
     **dict.fromkeys(("vtrace", "v_trace"), "impala"),
     **dict.fromkeys(("ddpg", "td3"), "sac"),
+    "td3bc": "td3_bc",
 }
 """Names that others use, and the algorithm here that is the same or nearest to it."""
 

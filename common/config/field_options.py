@@ -13,8 +13,8 @@ from troupe.common.runtime.parser import Parser
 FIELDS_HELP = """\
 Every field of the configuration is an option, --section.field VALUE or --section.field=VALUE, with booleans,
 lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --env, --seed, --total-steps,
---keys and --init-from are short for --env.id, --run.seed, --run.total_steps, --net.keys_dir and
---learner.init_from.
+--keys, --init-from and --offline are short for --env.id, --run.seed, --run.total_steps, --net.keys_dir,
+--learner.init_from and --run.offline.
 `troupe config explain` lists all fields, `troupe config explain SECTION.FIELD` describes one.
 A value comes from the first of: command line, --sweep file, environment (TROUPE_SECTION__FIELD), the resumed
 run, preset, defaults. `troupe config show PRESET` says which."""

@@ -21,6 +21,7 @@ SHORT_NAMES = {
     "total_steps": "run.total_steps",
     "keys": "net.keys_dir",
     "init_from": "learner.init_from",
+    "offline": "run.offline",
 }
 # What other programs call a field: no likeness of letters leads from one to the other.
 _SYNONYMS = {

@@ -75,7 +75,14 @@ class RunConfig(Section):
         ge=0,
         lt=2**31,
     )
-    total_steps: int = tunable(10_000_000, "Total environment steps of the run, over all slots.", ge=1)
+    total_steps: int = tunable(
+        10_000_000, "Total environment steps of the run, over all slots; with offline, updates.", ge=1
+    )
+    offline: str = structural(
+        "",
+        "Minari data set (its ID, or its folder) that the run learns from: no actor acts, and a step of the "
+        "run is an update. Empty = learn from what actors do.",
+    )
     log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
     hang_s: float = operational(
         timing.HANG_S,

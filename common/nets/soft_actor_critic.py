@@ -46,7 +46,8 @@ class SoftActorCritic(nn.Module):
         see_last_step: feed the memory with the last action and the clipped last reward too.
         inputs: what is seen of pixels, of numbers or of several parts; None: pixels divided by 255, numbers
           as they are.
-        entropy_cost: what a nat of the policy's entropy is worth; kept here because valuing needs it.
+        entropy_cost: what a nat of the policy's entropy is worth; kept here because valuing needs it. None:
+          nothing.
         scale: what rewards are divided by, and values are in units of; None: nothing.
         places: least value, greatest value, and how many evenly spaced ones the critics give chances of, each
           of the one action that it is asked about; None: they give the mean.
@@ -67,11 +68,11 @@ class SoftActorCritic(nn.Module):
         values: bool,
         hidden_units: int,
         mlp_units: tuple[int, ...],
-        lstm_units: int,
-        lstm_layers: int,
-        see_last_step: bool,
         inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None,
-        entropy_cost: Multiplier,
+        lstm_units: int = 0,
+        lstm_layers: int = 1,
+        see_last_step: bool = False,
+        entropy_cost: Multiplier | None = None,
         scale: ReturnScale | None = None,
         places: tuple[float, float, int] | None = None,
         mean_counts: bool = False,
@@ -79,7 +80,7 @@ class SoftActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.scale = scale
-        self.entropy_cost = entropy_cost
+        self.entropy_cost = entropy_cost or Multiplier(0.0, None, at_most=False)
         self.inputs: nn.Module | None = inputs if torso == "mlp" else inputs or ScaledPixels()
         self.encoder: nn.Module | None = None
         width = VectorTorso(obs_shape, ()).features
@@ -140,6 +141,13 @@ class SoftActorCritic(nn.Module):
         assert actions is not None
         said = self.said(features, actions)
         return said.softmax(-1) @ self.places if self.categorical else said.squeeze(-1)
+
+    def q_taken(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Each critic's Q `[n, B]` of actions `[B, ...]` that were done."""
+        if not self.actions.count:
+            return self.q(features, actions)
+        q = self.q(features)
+        return q.gather(2, actions[:, None].expand(len(q), -1, -1)).squeeze(2)
 
     def said(self, features: Tensor, actions: Tensor) -> Tensor:
         """What each critic gives for `actions` `[B, numbers]`: `[n, B, places]`, logits, or `[n, B, 1]`."""

@@ -15,6 +15,7 @@ import torch
 from troupe.common.agents import Agent
 from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config
+from troupe.common.datasets.writing import DatasetWriter
 from troupe.common.envs import Episode
 from troupe.common.errors import CheckpointError, ConfigError, TroupeError
 from troupe.common.installation import install_command
@@ -32,6 +33,7 @@ from troupe.common.runtime.logging import warnings_shown
 from troupe.services.evaluator.games import play
 from troupe.services.evaluator.options import SLOTS, parse
 from troupe.services.evaluator.report import Report, check_output, env_fields, markdown, summary, table, write
+from troupe.services.evaluator.tape import Tape
 from troupe.services.evaluator.video import ENCODERS, Recorder, check_film_path
 from troupe.services.evaluator.window import Window
 
@@ -48,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     # One for all checkpoints: only one can be filmed, see `_check_outputs`.
     recorder = Recorder() if options.video else None
     ended_by: BaseException | None = None
+    dataset: DatasetWriter | None = None
     title = f"troupe eval {' '.join(map(str, options.path))}"
     with closing(Window(title)) if options.render else nullcontext() as window:
         try:
@@ -55,13 +58,16 @@ def main(argv: Sequence[str]) -> int:
                 with warnings_shown("troupe.common.runtime.checkpoint"):
                     checkpoint = open_checkpoint(path)
                 config, agent = restore(checkpoint, options.modules, fields, options.device)
-                report = _played(checkpoint, config, agent, options, recorder, window)
+                dataset = _dataset_of(dataset, config, agent, options)
+                report = _played(checkpoint, config, agent, options, recorder, window, dataset)
                 reports.append(report)
                 if options.json:
                     print(json.dumps(report), flush=True)
                 elif len(paths) == 1:
                     print(table(report))
         except (KeyboardInterrupt, TroupeError) as error:
+            if dataset is not None:
+                dataset.discard()
             if not reports:
                 raise
             ended_by = error  # told below: what the checkpoints before have shown is kept
@@ -74,11 +80,35 @@ def main(argv: Sequence[str]) -> int:
         _say_written(path, options)
     if recorder is not None and _write_video(options.video, recorder):
         _say_written(options.video, options)
+    if dataset is not None and ended_by is None and not options.json:
+        held = f"{dataset.episodes:,} episodes, {dataset.steps:,} steps"
+        print(f"data set {dataset.name}: {held}, in {dataset.folder}")
     if ended_by is not None:
         # Last: what has been played by then is printed and written, and the exit code still says that it was
         # cut short.
         raise ended_by
     return 0
+
+
+def _dataset_of(
+    dataset: DatasetWriter | None, config: Config, agent: Agent, options: argparse.Namespace
+) -> DatasetWriter | None:
+    """Where the episodes go, if they are wanted: those of all policies together."""
+    if not options.minari:
+        return None
+    if dataset is not None:
+        if dataset.spec != agent.spec:
+            raise ConfigError(f"--minari: one data set cannot hold {dataset.spec.id} and {agent.spec.id}")
+        return dataset
+    which = "every checkpoint of" if options.all else "each of"
+    told = f"{options.episodes} episodes of {which} {len(options.path)} PATH, seed {options.seed}"
+    return DatasetWriter(
+        options.minari,
+        agent.spec,
+        recoverable=not (config.env.kwargs or config.env.wrappers),
+        algorithm_name=config.agent.algorithm,
+        description=f"Played by Troupe: {told}; {_manner(config, _epsilon(config, agent, options))}.",
+    )
 
 
 def _say_written(path: Path, options: argparse.Namespace) -> None:
@@ -106,6 +136,7 @@ def _played(
     options: argparse.Namespace,
     recorder: Recorder | None,
     window: Window | None,
+    dataset: DatasetWriter | None,
 ) -> Report:
     """Play with one checkpoint, and print each game unless a program reads."""
     epsilon = _epsilon(config, agent, options)
@@ -133,6 +164,7 @@ def _played(
             slots=options.slots,
             recorder=recorder,
             window=window,
+            tape=Tape(dataset.add) if dataset is not None else None,
             on_game=on_game,
         )
     except KeyboardInterrupt:
@@ -201,6 +233,7 @@ def evaluate(
     slots: int = SLOTS,
     recorder: Recorder | None = None,
     window: Window | None = None,
+    tape: Tape | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> Report:
     """Play full games with the agent of a checkpoint; returns what `--json` prints.
@@ -221,6 +254,7 @@ def evaluate(
         threads=min(slots, os.cpu_count() or 1),
         recorder=recorder,
         window=window,
+        tape=tape,
         on_game=on_game,
     )
     assert result is not None  # nobody stops it

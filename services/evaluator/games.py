@@ -13,6 +13,7 @@ from troupe.common.envs import Episode, VectorEnv, copy_slots, make_vector, mean
 from troupe.common.envs.base import clip_rewards
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.stats.played import Result
+from troupe.services.evaluator.tape import Tape
 from troupe.services.evaluator.video import Recorder
 from troupe.services.evaluator.window import Window
 
@@ -29,6 +30,7 @@ def play(
     threads: int = 1,
     recorder: Recorder | None = None,
     window: Window | None = None,
+    tape: Tape | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
     should_stop: Callable[[], bool] = lambda: False,
     steady: bool = False,
@@ -50,6 +52,7 @@ def play(
         max_episode_frames: emulator frames after which a game is cut, in place of the training's limit.
         threads: threads that step the games.
         recorder: films the first game of slot 0.
+        tape: keeps every game that counts, step by step.
         window: shows every game of slot 0 that counts, at its own speed.
         on_game: called with every game that counts.
         should_stop: looked at before every step.
@@ -78,9 +81,10 @@ def play(
     for each in watching:
         each.begin(vector.steps_per_s)
     try:
-        inputs = Inputs.start(
-            vector.reset(), agent.memory_size, vector.spec.actions
-        )  # of the busy slots only
+        first = vector.reset()
+        if tape is not None:
+            tape.begin(first)
+        inputs = Inputs.start(first, agent.memory_size, vector.spec.actions)  # of the busy slots only
         acting = list(range(slots))
         actions = vector.spec.actions.zeros(slots)
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
@@ -98,6 +102,8 @@ def play(
             act = agent.act(inputs, np.full(len(acting), epsilon, np.float32), rng)
             actions[acting] = act.action
             step = vector.step(actions)
+            if tape is not None:
+                tape.add(actions, step, busy)
             ended = step.terminated | step.truncated
             ended[step.discarded + step.idle] = True
             # Games are not clipped, but the network has always seen rewards as training counts them.

@@ -76,6 +76,12 @@ def eval_parser() -> Parser:
     add("--video", type=Path, metavar="FILE", help="record a video of the first episode: .mp4 or .gif")
     add("--render", action="store_true", help="show the episodes of the first slot in a window, in real time")
     add("--output", type=Path, action="append", default=[], metavar="FILE", help="report: .json, .csv or .md")
+    add(
+        "--minari",
+        metavar="ID",
+        help="also write the episodes into a new Minari data set, such as my/pendulum-v0; those of every "
+        "PATH, and with --all of every checkpoint",
+    )
     add_module_argument(parser)
     add("--json", action="store_true", help="print one JSON line for each checkpoint instead of a table")
     return parser

@@ -24,11 +24,13 @@ NAMES = {
     "apex": "apex",
     "dqn": "apex",
     "impala": "impala",
+    "iql": "iql",
     "policy_gradient": "policy_gradient",
     "ppo": "policy_gradient",
     "pqn": "pqn",
     "r2d2": "r2d2",
     "sac": "sac",
+    "td3_bc": "td3_bc",
 }
 """What `--algo` takes, and the algorithm that it means."""
 
@@ -45,6 +47,15 @@ _LONG = {"run.total_steps": 500_000}
 # Where nobody has looked at the size of rewards and observations.
 _ANY_SIZE = {"agent.reward_scale": 1.0, "agent.normalize_returns": True, "agent.normalize_vectors": True}
 _SAC = {"run.total_steps": 100_000, "replay.capacity_items": 100_000}
+# Those of the papers' locomotion, for data sets of a million steps.
+_WIDE = {
+    "run.total_steps": 200_000,
+    "replay.capacity_items": 100_000,
+    "replay.batch_size": 256,
+    "agent.mlp_units": [256, 256],
+    "agent.learning_rate": 3e-4,
+    "agent.tau": 0.005,
+}
 _OWN_ENTROPY = {"agent.target_entropy": "none", "agent.entropy_cost": 1.0}
 _LOST_SIGHT = {"agent.see_last_step": True, "agent.gamma": 0.99}
 
@@ -60,6 +71,10 @@ _VECTORS = {
     ("r2d2", "discrete"): _Start("memory-r2d2", {**_LONG, **_LOST_SIGHT}),
     ("sac", "discrete"): _Start("cartpole-sac", {**_SAC, **_OWN_ENTROPY}),
     ("sac", "continuous"): _Start("halfcheetah-sac", _SAC),
+    ("iql", "discrete"): _Start("pendulum-iql", _WIDE),
+    ("iql", "continuous"): _Start("pendulum-iql", _WIDE),
+    ("td3_bc", "discrete"): _Start("pendulum-td3-bc", _WIDE),
+    ("td3_bc", "continuous"): _Start("pendulum-td3-bc", _WIDE),
 }
 _PIXELS = {
     "policy_gradient": "pong-ppo",

@@ -28,6 +28,7 @@ from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.common.runtime.usage import CoresUsed
 from troupe.services.launcher.curves import chart, drawable
 from troupe.services.launcher.evidence import of_run
+from troupe.services.launcher.filling import fill
 from troupe.services.launcher.learning import faults
 from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
 from troupe.services.launcher.processes import child_specs
@@ -101,6 +102,9 @@ def run(
             return 0
         (run_path / STATUS_FILE).unlink(missing_ok=True)  # an old one would look like progress
         atomic_write(run_path / CONFIG_FILE, to_toml(config).encode())
+        if config.run.offline and not resume:
+            print(f"reading the data set {config.run.offline}", flush=True)
+            fill(config, run_path, stop_signal)
         if tensorboard.number != config.net.tensorboard_port:
             # The file keeps what was asked for, which may be free when the run is resumed.
             taken = config.net.tensorboard_port

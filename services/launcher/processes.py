@@ -68,6 +68,8 @@ def child_specs(
     for index, endpoint in enumerate(replay_endpoints(config, sockets)):
         words = ["serve", "--learner", control, "--bind", endpoint, *_JOINING]
         words += ["--data-dir", str(run_dir / "replay" / f"shard-{index}"), "--index", str(index)]
+        if config.run.offline:  # filled before there was a learner that gives runs their names
+            words.append("--adopt")
         specs.append(builder.service("replay" if config.replay.shards == 1 else f"replay-{index}", words))
     # Who plays leaves a record of its environments' calls, which outlives a crash.
     plays = {

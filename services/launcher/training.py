@@ -61,7 +61,9 @@ def train(
     _check_device(loaded)
     _check_outside(loaded.config)
     spec = check_environment(loaded, play=True)
-    config = _with_beginning(loaded.config, spec)
+    config = _with_beginning(_with_dataset(loaded.config, spec), spec)
+    if config.run.offline and instead is not None:
+        raise ConfigError("with a data set nobody acts: leave out --serial and --deterministic, or --offline")
     run_dir = run_dir or dated_directory(run_name(preset, algo, config.env.id))
     check_unused(run_dir)
     check_writable(run_dir, "run directory")
@@ -103,7 +105,7 @@ def resume(
 def _launch(
     config: Config, run_dir: Path, resume: bool, progress: bool | None, stop: StopSignal | None
 ) -> None:
-    if not config.actor.processes:
+    if not config.actor.processes and not config.run.offline:
         # Possible: actors of one's own may join through the sockets in the run directory.
         print(
             "troupe: warning: actor.processes is 0: this run waits until an actor joins it from elsewhere",
@@ -169,6 +171,17 @@ def _with_beginning(config: Config, spec: EnvSpec) -> Config:
     # In full, since a resumed run may be started from another folder.
     changed = learner.model_copy(update={"init_from": str(path)})
     return config.model_copy(update={"learner": changed})
+
+
+def _with_dataset(config: Config, spec: EnvSpec) -> Config:
+    """Refuse a data set that this run cannot learn from, and give replay the room for it."""
+    if not config.run.offline:
+        return config
+    from troupe.common.agents import make_agent
+    from troupe.common.datasets import Dataset
+    from troupe.common.datasets.fitting import fitted
+
+    return fitted(config, make_agent(config.agent, spec), Dataset(config.run.offline).steps)
 
 
 def check_unused(run_dir: Path) -> None:

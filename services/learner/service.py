@@ -117,7 +117,9 @@ class Learner:
         self._mixture = Mixture(config)
         self._gpu = GpuMeter(config.learner.device)
         self._histograms = Histograms(self.agent, config.learner.histogram_period_updates)
-        self.counters = RunCounters(self.spec.frames_per_step, StepBudget(config.run.total_steps))
+        # An update shows no frames, however many a step has.
+        frames_per_step = 1 if config.run.offline else self.spec.frames_per_step
+        self.counters = RunCounters(frames_per_step, StepBudget(config.run.total_steps))
         directory = run_dir / "checkpoints"
         self.checkpoints = RunCheckpoints(
             config, directory, self.agent, self.spec, self.counters, self._check_weights
@@ -349,6 +351,8 @@ class Learner:
             self._check_finite(metrics)
             lag = self._mixture.staleness(lesson.sample, counters.version)
             self.reporter.note("learner", {**metrics, "learner/beta": wish.beta, **lag})
+        if self.config.run.offline:
+            counters.budget.count(counters.updates)
         if counters.updates % self.config.learner.publish_period_updates == 0:
             self._publish()
         return True

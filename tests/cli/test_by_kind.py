@@ -29,8 +29,9 @@ def trained(algo: str, env_id: str, **fields: str) -> Config:
 @pytest.mark.parametrize("env_id", [VECTOR, REALS, PIXELS, GRID])
 @pytest.mark.parametrize("algo", by_kind.NAMES)
 def test_every_algorithm_has_values_for_what_it_can_learn(algo: str, env_id: str) -> None:
-    takes_reals = by_kind.NAMES[algo] in ("policy_gradient", "impala", "sac")
-    if (env_id == REALS and not takes_reals) or (algo == "sac" and env_id in (PIXELS, GRID)):
+    takes_reals = by_kind.NAMES[algo] in ("policy_gradient", "impala", "sac", "iql", "td3_bc")
+    for_vectors = algo in ("sac", "iql", "td3_bc")
+    if (env_id == REALS and not takes_reals) or (for_vectors and env_id in (PIXELS, GRID)):
         other = "--env.action_bins 11" if env_id == REALS else "a TOML file"
         with pytest.raises(ConfigError, match=f"no values for {algo} .* take --algo ppo, or {other}"):
             trained(algo, env_id)

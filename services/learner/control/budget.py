@@ -79,6 +79,11 @@ class StepBudget:
         """Steps of the run."""
         return self._steps
 
+    def count(self, steps: int) -> None:
+        """Note the steps of a run in which nobody acts, but whose updates count as such."""
+        with self._lock:
+            self._steps = steps
+
     def close(self) -> None:
         """Count no more steps: for the last checkpoint, which is to hold all that are ever told of."""
         with self._lock:

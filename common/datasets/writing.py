@@ -1,0 +1,155 @@
+"""Writing a data set by Minari itself, so that every program that reads Minari reads it."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from troupe.common.datasets.reading import folder_of
+from troupe.common.datasets.trajectory import Trajectory, shown
+from troupe.common.errors import ConfigError, DatasetError
+from troupe.common.installation import install_command
+
+if TYPE_CHECKING:
+    from troupe.common.envs import EnvSpec
+    from troupe.common.spaces import Leaf
+
+
+class DatasetWriter:
+    """Writes episodes one by one; they are there at once.
+
+    Args:
+        name: a new ID: `NAME-v0`, with names of folders before it if wanted, `my/pendulum/NAME-v0`.
+        spec: of the environment.
+        recoverable: whether Gymnasium makes the environment again from the ID of a `gym:` environment alone.
+        told: what the data set says of itself, such as `algorithm_name` and `description`.
+
+    Raises:
+        ConfigError: Minari is not installed, or the environment's actions cannot be written.
+        DatasetError: the ID is none, or is taken.
+    """
+
+    def __init__(self, name: str, spec: EnvSpec, *, recoverable: bool = True, **told: str) -> None:
+        try:
+            import minari
+            from minari.dataset.minari_dataset import parse_dataset_id
+        except ImportError:
+            raise ConfigError(f"data sets need the package minari: {install_command('minari')}") from None
+        try:
+            parse_dataset_id(name)
+        except (ValueError, TypeError):
+            raise DatasetError(
+                f"{name!r} is no ID of a data set: take NAME-v0, such as my/{_example(spec)}-v0"
+            ) from None
+        self._minari, self.name, self.folder = minari, name, folder_of(name)
+        if self.folder.exists():
+            raise DatasetError(
+                f"there is a data set {name} already, in {self.folder}: take another version, or remove it"
+            )
+        if len(spec.actions.leaves) > 1 or spec.actions.leaves[0].path:
+            raise ConfigError(
+                f"actions of {spec.id} have several parts, which cannot be written to a data set"
+            )
+        self.spec, self._told, self._recoverable = spec, told, recoverable
+        self._storage: Any = None
+        self.episodes = self.steps = 0
+
+    def discard(self) -> None:
+        """Remove what was written: it is not what was asked for."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Write an episode. Raises DatasetError where the disk refuses."""
+        spec, flags = self.spec, np.zeros((2, trajectory.steps), bool)
+        flags[0 if trajectory.terminated else 1, -1] = True
+        buffer = self._minari.data_collector.EpisodeBuffer(
+            id=self.episodes,
+            observations=shown(spec, trajectory.obs),
+            actions=np.asarray(spec.actions.natives(trajectory.actions)),
+            rewards=trajectory.rewards,
+            terminations=flags[0],
+            truncations=flags[1],
+            infos={},
+        )
+        try:
+            self._write(buffer)
+        except OSError as error:
+            raise DatasetError(
+                f"cannot write the data set into {self.folder}: {error.strerror or error}"
+            ) from None
+        self.episodes += 1
+        self.steps += trajectory.steps
+
+    def _write(self, buffer: Any) -> None:
+        if self._storage is not None:
+            self._storage.update_episodes([buffer])
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about authors, and versions of environments
+            self._storage = self._minari.create_dataset_from_buffers(
+                self.name,
+                [buffer],
+                env=_registered(self.spec.id) if self._recoverable else None,
+                observation_space=_observation_space(self.spec),
+                action_space=_space(self.spec.actions.leaves[0]),
+                jpeg_encoding=False,  # it would lose detail
+                **self._told,
+            ).storage
+
+
+def _example(spec: EnvSpec) -> str:
+    return spec.id.rpartition(":")[2].rpartition("/")[2].partition("-")[0].lower()
+
+
+def _registered(env_id: str) -> Any:
+    """Gymnasium's specification of a `gym:` environment, with which others make it again; else None."""
+    import gymnasium
+
+    family, _, name = env_id.partition(":")
+    return gymnasium.registry.get(name) if family == "gym" else None
+
+
+def _observation_space(spec: EnvSpec) -> Any:
+    from gymnasium import spaces
+
+    def box(shape: tuple[int, ...], dtype: str) -> Any:
+        kind = np.dtype(dtype)
+        low: float = -np.inf if kind.kind == "f" else int(np.iinfo(kind).min)
+        high: float = np.inf if kind.kind == "f" else int(np.iinfo(kind).max)
+        return spaces.Box(low, high, shape, dtype=kind)
+
+    if not spec.obs_leaves:
+        return box(spec.obs_shape, spec.obs_dtype)
+    return _nested_space(
+        [leaf.path for leaf in spec.obs_leaves], [box(leaf.shape, leaf.dtype) for leaf in spec.obs_leaves]
+    )
+
+
+def _nested_space(paths: list, parts: list) -> Any:
+    from gymnasium import spaces
+
+    from troupe.common.spaces import nested
+
+    def made(nest: Any) -> Any:
+        if isinstance(nest, dict):
+            return spaces.Dict({key: made(part) for key, part in nest.items()})
+        return spaces.Tuple([made(part) for part in nest]) if isinstance(nest, tuple) else nest
+
+    return made(nested(paths, parts))
+
+
+def _space(leaf: Leaf) -> Any:
+    """The space of an action."""
+    from gymnasium import spaces
+
+    if leaf.choices and not leaf.shape:
+        return spaces.Discrete(leaf.choices[0], start=leaf.start[0])
+    if leaf.choices:
+        counts, starts = (np.array(each).reshape(leaf.shape) for each in (leaf.choices, leaf.start))
+        return spaces.MultiDiscrete(counts, start=starts)
+    low = np.array([-np.inf if each is None else each for each in leaf.low], leaf.dtype).reshape(leaf.shape)
+    high = np.array([np.inf if each is None else each for each in leaf.high], leaf.dtype).reshape(leaf.shape)
+    return spaces.Box(low, high, leaf.shape, np.dtype(leaf.dtype).type)

@@ -1,0 +1,1 @@
+"""Data sets into replay, and replay into data sets."""

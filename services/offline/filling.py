@@ -1,0 +1,63 @@
+"""Writing chunks into the folders of shards, before any shard serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from troupe.common.agents import Agent
+from troupe.common.config import Config
+from troupe.common.data.inserts import HeldError
+from troupe.common.data.plan import make_plan
+from troupe.common.data.schema import compressed_if
+from troupe.common.datasets.fitting import chunks
+from troupe.common.datasets.trajectory import Trajectory
+from troupe.common.errors import ConfigError, DatasetError
+from troupe.common.wire.replay.codec import decode_insert, encode_insert
+from troupe.services.replay.storage.replay import Replay
+
+
+def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folder: Path) -> int:
+    """Write the episodes into `folder/shard-0` and on, in turn; returns the number of items.
+
+    The folders are of no run: a shard takes them over with `--adopt`.
+
+    Args:
+        config: that `fitted` has made.
+        agent: that is to learn from them.
+        trajectories: one after the other.
+        folder: made if it is not there.
+
+    Raises:
+        ConfigError: a shard's folder is in use or holds something, or has no room.
+        DatasetError: what is to be stored cannot be learned from.
+    """
+    section, steps = config.replay, config.actor.chunk_steps
+    tables = section.shard_tables(section.shards)
+    fields = compressed_if(section.compression == "lz4", agent.fields)
+    with ExitStack() as opened:
+        shards = []
+        for index in range(section.shards):
+            place = folder / f"shard-{index}"
+            if place.exists() and any(place.iterdir()):
+                raise ConfigError(f"{place} is not empty: give another --data-dir")
+            plan = make_plan(place, tables, section.max_bytes)
+            shard = Replay(
+                place, tables, budget_bytes=plan.store_bytes, specs=fields, item_steps=agent.item_steps
+            )
+            opened.callback(shard.close)
+            shards.append(shard)
+        items = 0
+        for number, chunk in enumerate(chunks(trajectories, agent, steps, config.env.reward_clip)):
+            for spec in agent.fields:
+                if spec.bad_rows(chunk.fields[spec.name]) is not None:
+                    limits = "{:g} to {:g}".format(*(spec.limits() or (0, 0)))
+                    raise DatasetError(f"the data set has a value of {spec.name} beyond {limits}, or NaN")
+            message = encode_insert(chunk, fields, tables[0].name)
+            try:
+                shards[number % len(shards)].insert(decode_insert(message, 1 + number // len(shards)))
+            except HeldError as error:
+                raise ConfigError(f"cannot write into {folder}: {error}") from None
+            items += len(chunk.offsets)
+    return items

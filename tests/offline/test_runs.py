@@ -1,0 +1,59 @@
+"""A whole run from a data set: no actor, updates as steps, resumed, and taken up by a run with actors."""
+
+import csv
+
+import pytest
+
+from tests.launcher.runs import OPTIONS, metric, status
+from tests.offline.test_import import played
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SMALL = ("--agent.mlp_units", "[16]", "--replay.batch_size", 32, *OPTIONS)
+
+
+def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_path, datasets):
+    played("my/pendulum-v0", "pendulum-sac", "--sampled")
+    run_dir = tmp_path / "run"
+    words = ("train", "pendulum-iql", "--offline", "my/pendulum-v0", "--run-dir", run_dir, *SMALL)
+    output = start(*words, "--total-steps", 150).wait()
+    assert "600 items" in output
+    assert "last evaluation: return" in output
+    now = status(run_dir)
+    assert (now["steps"], now["updates"]) == (150, 150)
+    assert now["metrics"]["replay/items"] == 600
+    assert not list((run_dir / "logs").glob("actor*"))
+    with (run_dir / "metrics.csv").open() as file:
+        assert {row["source"].partition("-")[0] for row in csv.DictReader(file)} <= {
+            "learner",
+            "replay",
+            "evaluator",
+        }
+    assert metric(run_dir, "eval/episode_return")
+
+    output = start("resume", run_dir, "--total-steps", 200, *OPTIONS).wait()
+    assert status(run_dir)["updates"] == 200
+    assert "600 items" not in output, "it was read a second time"
+
+    fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 300)
+    output = start("train", "pendulum-iql", *fields, "--replay.min_items", 100, *SMALL).wait()
+    assert "complete at" in output
+    assert status(tmp_path / "online")["updates"] > 0
+
+
+def test_a_data_set_that_is_absent_or_does_not_fit_begins_no_run(start, tmp_path, datasets):
+    run_dir = tmp_path / "run"
+    words = ("train", "pendulum-td3-bc", "--run-dir", run_dir, *SMALL)
+    played("my/cartpole-v0")
+    unfit = start(*words, "--offline", "my/cartpole-v0")
+    assert unfit.process.wait(300) == 2
+    assert "error: the data set my/cartpole-v0 does not fit gym:Pendulum-v1" in unfit.output.read_text()
+    assert not list(run_dir.glob("*/*/*"))
+    refused = start(*words, "--offline", "my/absent-v0")
+    assert refused.process.wait(300) == 2
+    assert (
+        refused.output.read_text()
+        .strip()
+        .splitlines()[-1]
+        .startswith("troupe: error: there is no data set my/absent-v0")
+    )
+    assert not (run_dir / "config.toml").exists()
