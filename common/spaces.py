@@ -234,6 +234,8 @@ class ActionSpec:
         if natives[:1].size not in (0, leaf.size):
             raise ValueError(f"actions {list(natives.shape[1:])} instead of {list(leaf.shape)}")
         flat = natives.reshape(len(natives), leaf.size)
+        if not np.isfinite(flat).all():
+            raise ValueError("actions that are not finite")
         if leaf.choices:
             if not np.array_equal(flat, np.rint(flat)):
                 raise ValueError("choices that are no whole numbers")

@@ -112,7 +112,15 @@ class Dataset:
         except ConfigError:
             raise
         # What h5py raises for damage is any of these.
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError) as error:
+        except (
+            OSError,
+            RuntimeError,
+            LookupError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            MemoryError,
+        ) as error:
             raise DatasetError(f"the data set {self.name} is damaged: {_one_line(error)}") from None
 
     def _episode(self, file: Any, number: int) -> Any:

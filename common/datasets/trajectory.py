@@ -66,7 +66,7 @@ def _fitting(value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     # A vector may have any number of axes of the same numbers, as `gymnasium.spaces.flatten` takes it.
     if value[:1].size != np.prod(shape, dtype=int) or (len(shape) > 1 and value.shape[1:] != shape):
         raise ValueError(f"observations {value.dtype}{list(value.shape[1:])} instead of {dtype}{list(shape)}")
-    with np.errstate(over="ignore"):  # it becomes infinite, which is looked for
+    with np.errstate(over="ignore", invalid="ignore"):  # it becomes infinite, which is looked for
         array = value.reshape(len(value), *shape).astype(dtype)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("observations that are not finite")
