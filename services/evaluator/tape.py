@@ -28,7 +28,8 @@ class Tape:
     def add(self, actions: np.ndarray, step: Step, slots: Collection[int]) -> None:
         """Take one step of these slots, whose games count."""
         for slot in slots:
-            if slot in step.discarded:  # its environment failed: nothing leads on from what was
+            # Its environment failed, or its agent was away: nothing leads on from what was.
+            if slot in step.discarded or slot in step.idle:
                 self._restart(slot, step.obs[slot])
                 continue
             ended = bool(step.terminated[slot] or step.truncated[slot])
