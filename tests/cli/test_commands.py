@@ -29,6 +29,7 @@ NEED_ENGINES = (
     "minatar-breakout-impala",
     "minatar-ppo",
     "halfcheetah-ppo",
+    "simple-spread-ppo",
 )
 
 
