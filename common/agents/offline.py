@@ -114,6 +114,10 @@ class OfflineAgent(NetworkAgent):
         features = self.net.encode(self._to_device(inputs.obs))
         params = self.net.policy(features)
         action = drawn(self.policy, params.cpu().numpy(), epsilon, rng)
+        if bounded := self.spec.actions.bounded:
+            # As in data sets and in the paper's code: what lies beyond the bounds is done as the nearest
+            # action, and would be refused as an item.
+            action = np.where(bounded, action.clip(-1.0, 1.0), action)
         taken = self.net.agreed(self.net.q_taken(features, self._to_device(action)))
         both = torch.stack([taken, self._value(features, params)])
         taken_there, best = in_rewards(both, self.net.scale).cpu().numpy()

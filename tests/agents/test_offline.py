@@ -203,6 +203,18 @@ def test_actors_of_td3_bc_act_with_noise_and_evaluators_without():
 # ----------------------------------------------------------- better than cloning
 
 
+@pytest.mark.parametrize("config", [IqlConfig(), Td3BcConfig(exploration_noise=1.0)], ids=["iql", "td3_bc"])
+def test_what_actors_do_is_an_item_that_can_be_learned_from(config):
+    agent = make_agent(config, LINE, seed=0)
+    inputs = Inputs.start(np.zeros((100, 1), np.float32), 0, LINE.actions)
+    (stored,) = (field for field in agent.fields if field.name == "action")
+    for chance in (0.0, 1.0):
+        action = agent.act(inputs, np.full(100, chance, np.float32), np.random.default_rng(0)).action
+        assert action.dtype == np.float32
+        assert stored.bad_rows(action) is None
+    assert 20 < np.count_nonzero(np.abs(action) == 1.0) < 60, "what is drawn beyond a bound is the bound"
+
+
 STEPS = 10
 LINE = EnvSpec(
     "test:line", (1,), "float32",
