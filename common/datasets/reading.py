@@ -31,6 +31,8 @@ DATA_FILE = "main_data.hdf5"
 METADATA_FILE = "metadata.json"
 MAX_DEPTH = 8
 """Of dictionaries in an observation."""
+MAX_PARTS = 1000
+"""Arrays and dictionaries of an episode: links make any number of a few bytes of a file."""
 
 
 def folder_of(name: str) -> Path:
@@ -78,10 +80,14 @@ class Dataset:
             for number in range(self.episodes):
                 if (trajectory := self._read(file, number, spec)).steps:
                     steps += trajectory.steps
+                    if steps > self.steps:  # a file may go on for ever, and replay has room for these alone
+                        break
                     yield trajectory
         if steps != self.steps:
             raise DatasetError(
-                f"the data set {self.name} is damaged: {steps:,} steps instead of {self.steps:,}"
+                f"the data set {self.name} is damaged: {steps:,} steps or more instead of {self.steps:,}"
+                if steps > self.steps
+                else f"the data set {self.name} is damaged: {steps:,} steps instead of {self.steps:,}"
             )
 
     def _promised(self, path: Path) -> tuple[int, int]:
@@ -126,15 +132,12 @@ class Dataset:
     def _episode(self, file: Any, number: int) -> Any:
         return _member(file, f"episode_{number}")
 
-    def _dataset(self, group: Any, name: str) -> Any:
-        return _checked(_member(group, name))
-
     def _read(self, file: Any, number: int, spec: EnvSpec) -> Trajectory:
-        group = self._episode(file, number)
+        group, room = self._episode(file, number), _Room()
         rewards, ends, cuts = (
-            np.asarray(self._dataset(group, name)[()]) for name in ("rewards", "terminations", "truncations")
+            room.array(_member(group, name)) for name in ("rewards", "terminations", "truncations")
         )
-        actions = _nest(_member(group, "actions"))
+        actions = _nest(_member(group, "actions"), room)
         steps = len(rewards)
         if any(each.shape != (steps,) for each in (rewards, ends, cuts)) or rewards.dtype.kind not in "biuf":
             raise self._fault(number, "rewards, terminations and truncations of different lengths")
@@ -145,7 +148,7 @@ class Dataset:
         if not isinstance(actions, np.ndarray):
             raise self._fault(number, "actions of several parts, which cannot be read")
         try:
-            obs, rows = seen(spec, _nest(_member(group, "observations"))), spec.actions.rows(actions)
+            obs, rows = seen(spec, _nest(_member(group, "observations"), room)), spec.actions.rows(actions)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise DatasetError(
                 f"the data set {self.name} does not fit {spec.id}: episode {number} has {_one_line(error)}"
@@ -169,40 +172,57 @@ def _member(group: Any, name: str) -> Any:
     return group[name]
 
 
-def _nest(node: Any, depth: int = 0) -> Any:
+def _nest(node: Any, room: _Room, depth: int = 0) -> Any:
     """An array, or a dictionary or tuple of such."""
     import h5py
 
     if isinstance(node, h5py.Dataset):
-        return np.asarray(_checked(node)[()])
+        return room.array(node)
     if depth > MAX_DEPTH:
         raise ValueError("a nest that is too deep")
-    parts = {name: _nest(_member(node, name), depth + 1) for name in node}
+    room.count()
+    parts = {name: _nest(_member(node, name), room, depth + 1) for name in node}
     if parts and all(name.startswith("_index_") for name in parts):
         return tuple(parts[f"_index_{place}"] for place in range(len(parts)))
     return parts
 
 
-def _checked(dataset: Any) -> Any:
-    """The data set itself; ValueError where it is none of numbers in this very file, or too large."""
-    import h5py
+class _Room:
+    """What an episode may still take, in parts and bytes. ValueError for more, and for what is no array."""
 
-    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or not dataset.shape:
-        raise ValueError("no array where one should be")
-    if dataset.external or dataset.is_virtual:
-        raise ValueError("an array whose numbers are in another file")
-    if dataset.dtype.kind not in "biuf":
-        what = (
-            "JPEG files, which Minari writes unless jpeg_encoding is False"
-            if dataset.dtype.kind == "O"
-            else ""
-        )
-        raise ValueError(f"an array of {what or dataset.dtype} instead of numbers")
-    if math.prod(dataset.shape) * dataset.dtype.itemsize > MAX_FIELD_BYTES:
-        raise ValueError(
-            f"an array {list(dataset.shape)} of an episode, which is beyond {MAX_FIELD_BYTES >> 30} GiB"
-        )
-    return dataset
+    def __init__(self) -> None:
+        self._parts, self._bytes = MAX_PARTS, MAX_FIELD_BYTES
+
+    def count(self) -> None:
+        """Take in one more part."""
+        self._parts -= 1
+        if self._parts < 0:
+            raise ValueError(f"an episode of more than {MAX_PARTS} parts")
+
+    def array(self, dataset: Any) -> np.ndarray:
+        """The numbers of an array in this very file."""
+        import h5py
+
+        self.count()
+        if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or not dataset.shape:
+            raise ValueError("no array where one should be")
+        if dataset.external or dataset.is_virtual:
+            raise ValueError("an array whose numbers are in another file")
+        if dataset.dtype.kind not in "biuf":
+            what = (
+                "JPEG files, which Minari writes unless jpeg_encoding is False"
+                if dataset.dtype.kind == "O"
+                else ""
+            )
+            raise ValueError(f"an array of {what or dataset.dtype} instead of numbers")
+        # HDF5 unpacks whole chunks, which may be larger than the array.
+        chunk = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
+        self._bytes -= math.prod(dataset.shape) * dataset.dtype.itemsize
+        if self._bytes < 0 or chunk > MAX_FIELD_BYTES:
+            raise ValueError(
+                f"an array {list(dataset.shape)}, with which an episode is beyond {MAX_FIELD_BYTES >> 30} GiB"
+            )
+        return np.asarray(dataset[()])
 
 
 def _one_line(error: BaseException) -> str:

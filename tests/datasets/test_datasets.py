@@ -200,6 +200,31 @@ def huge(file):
     file["episode_1"].create_dataset("rewards", (1 << 40,), "f8", chunks=(1 << 16,))
 
 
+def many(file):
+    """Each below a GiB, and nothing of them in the file."""
+    del file["episode_1/observations"]
+    for name in "abcdef":
+        file.create_dataset(f"episode_1/observations/{name}", (1 << 26,), "f4", chunks=(1 << 16,))
+
+
+def wide(file):
+    """Few groups, and 40 ** 5 ways to the array at their end."""
+    del file["episode_1/observations"]
+    inner = file["episode_1/rewards"]
+    for depth in range(5):
+        group = file.create_group(f"group_{depth}")
+        for number in range(40):
+            group[str(number)] = inner
+        inner = group
+    file["episode_1/observations"] = inner
+
+
+def chunk(file):
+    del file["episode_1/rewards"]
+    options = {"chunks": (1 << 28,), "maxshape": (None,), "compression": "gzip"}
+    file["episode_1"].create_dataset("rewards", (5,), "f8", **options)
+
+
 DAMAGE = {
     "a member is missing": (lambda f, p: f.pop("episode_1/actions"), "no actions"),
     "an episode is missing": (lambda f, p: f.pop("episode_2"), "no episode_2"),
@@ -238,6 +263,9 @@ DAMAGE = {
     "a link": (lambda f, p: linked(f, "episode_1/rewards", h5py.SoftLink("/episode_0/rewards")), "link"),
     "numbers of another file": (lambda f, p: external(f, p), "in another file"),
     "a terabyte": (lambda f, p: huge(f), "beyond 1 GiB"),
+    "many arrays": (lambda f, p: many(f), "beyond 1 GiB"),
+    "a large chunk": (lambda f, p: chunk(f), "beyond 1 GiB"),
+    "a web of links": (lambda f, p: wide(f), "more than 1000 parts"),
 }
 
 
@@ -296,6 +324,7 @@ def test_flipped_and_missing_bytes_of_the_file_are_no_error_that_has_no_type(dat
         ('{"data_format": "hdf5", "total_episodes": 1e999, "total_steps": 9}', "cannot read"),
         ('{"data_format": "hdf5", "total_episodes": 7, "total_steps": 9}', "no episode_3"),
         ('{"data_format": "hdf5", "total_episodes": 2, "total_steps": 9}', "6 steps instead of 9"),
+        ('{"data_format": "hdf5", "total_episodes": 3, "total_steps": 4}', "6 steps or more instead of 4"),
     ],
 )
 def test_metadata_that_say_something_else_are_refused_in_a_line(text, match, datasets):
