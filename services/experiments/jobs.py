@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import atomic_write, make_directory
@@ -141,7 +144,15 @@ class Job:
 
     def abandon(self) -> None:
         """End it at once, for it is another's now: a checkpoint of this one would be among those of that."""
-        self.kill()
+        if self._process is not None:
+            # A learner that outlives its launcher still writes a checkpoint, so it ends first. Meanwhile the
+            # launcher must not start another.
+            self._process.send_signal(signal.SIGSTOP)
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(self._process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        child.kill()
+            self.kill()
         self._process, self.state = None, "running"
 
     @property
