@@ -39,7 +39,7 @@ def check(source: str, space: Space, config: Config, members: int, interval_step
         raise ConfigError(f"{source}: a population needs two runs at least: trials = 2")
     for name in space:
         section, _, field = name.partition(".")
-        role = role_of(type(getattr(config, section)), field)
+        role = role_of(type(getattr(config, section)), field.partition(".")[0])  # env.kwargs.X is of a table
         if role == "structural" or name.startswith(_FIXED):
             why = "it is structural" if role == "structural" else "it is of the run as a whole"
             raise ConfigError(

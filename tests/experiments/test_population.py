@@ -300,6 +300,11 @@ def test_no_copy_is_made_and_none_goes_on_while_an_earlier_call_s_run_stops(trai
             "",
             "agent.mlp_units cannot change in the middle of a run (it",
         ),
+        (
+            "env.kwargs.sutton_barto_reward = [true, false]",
+            "",
+            "env.kwargs.sutton_barto_reward cannot change in the middle of a run (it is structural)",
+        ),
         ("run.total_steps = [90_000, 80_000]", "", "run.total_steps cannot change in the middle of a run"),
         ("learner.init_optimizer = [true, false]", "", "learner.init_optimizer cannot change in the middle"),
         ("agent.gamma = [0.9, 0.99]", "--trials 1", "two runs at least"),
