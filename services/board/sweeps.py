@@ -25,6 +25,7 @@ from troupe.services.experiments.population import copies_in_words, generation_o
 from troupe.services.experiments.space import Range, read_space
 
 MAX_BYTES = 1 << 24
+_DAMAGED = (ConfigError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 MAX_TRIALS = 1_000
 MAX_AXES = 20
 MAX_CHOICES = 24
@@ -198,7 +199,7 @@ class Sweeps:
             if before is None or before != now:
                 try:
                     record = _read(folder.path)
-                except (ConfigError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+                except _DAMAGED as error:
                     record = f"its {RECORD} cannot be read: {peer_text(str(error))}"
                 self._records[folder.path] = (now, record)
                 while len(self._records) > MAX_SWEEPS:

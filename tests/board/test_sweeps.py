@@ -134,6 +134,9 @@ def test_a_damaged_record_is_that_sweeps_matter(serve, tmp_path, damage):
         {"runs": {"<b>": {"fields": {"<i>": {"deep": [None]}}}, "y": {"fields": {}}, "z": 3}},
         {"runs": {"\ud800": {"fields": {}}, "y": {"fields": {}}}},
         {"runs": []},
+        {"population": []},
+        {"population": {"generations": [{"steps": 1, "scores": {}, "errors": {}, "copies": [1]}]}},
+        {"population": {"generations": [{"steps": [], "scores": 1, "errors": 1, "copies": {"x": {}}}]}},
     ],
     ids=str,
 )  # fmt: skip
