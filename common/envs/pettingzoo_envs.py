@@ -78,7 +78,7 @@ def _names(config: EnvConfig, env: Any) -> list[Any]:
 
 def _role(name: Any) -> str:
     """`adversary` for `adversary_2`: agents that are only numbered play the same part."""
-    return re.sub(r"[_-]?\d+$", "", str(name)) or str(name)
+    return re.sub(r"[_-]?\d+$", "", str(name)) or "agent"  # of numbers alone
 
 
 def _shared(config: EnvConfig, spaces: Sequence[Any], names: Sequence[Any], what: str) -> Any:

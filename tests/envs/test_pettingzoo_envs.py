@@ -213,6 +213,23 @@ def test_processes_step_whole_copies_and_tell_the_same() -> None:
         two.close()
 
 
+@pytest.mark.parametrize(("names", "roles"), [
+    (["a_0", "a-1", "b2"], ("a", "b")),
+    (["red", "blue", "red_10"], ("red", "blue")),
+    ([0, 1, 2], ()),
+])  # fmt: skip
+def test_agents_that_are_only_numbered_play_one_role(names: list[Any], roles: tuple[str, ...]) -> None:
+    assert make_spec(config(f"{__name__}:Named", kwargs={"names": names})).tasks == roles
+
+
+class Named(Crowd):
+    """Has agents of these names."""
+
+    def __init__(self, names: list[Any]) -> None:
+        super().__init__()
+        self.possible_agents = names
+
+
 def test_a_shorter_view_is_filled_up_with_zeros() -> None:
     env = config(kwargs={"short": 1})
     assert make_spec(env).obs_shape == (6,)
