@@ -55,7 +55,9 @@ _WIDE = {
     "agent.mlp_units": [256, 256],
     "agent.learning_rate": 3e-4,
     "agent.tau": 0.005,
+    "agent.gamma": 0.99,
 }
+_IQL, _TD3_BC = {**_WIDE, "agent.expectile": 0.7}, {**_WIDE, "agent.q_weight": 2.5}
 _OWN_ENTROPY = {"agent.target_entropy": "none", "agent.entropy_cost": 1.0}
 _LOST_SIGHT = {"agent.see_last_step": True, "agent.gamma": 0.99}
 
@@ -71,10 +73,10 @@ _VECTORS = {
     ("r2d2", "discrete"): _Start("memory-r2d2", {**_LONG, **_LOST_SIGHT}),
     ("sac", "discrete"): _Start("cartpole-sac", {**_SAC, **_OWN_ENTROPY}),
     ("sac", "continuous"): _Start("halfcheetah-sac", _SAC),
-    ("iql", "discrete"): _Start("pendulum-iql", _WIDE),
-    ("iql", "continuous"): _Start("pendulum-iql", _WIDE),
-    ("td3_bc", "discrete"): _Start("pendulum-td3-bc", _WIDE),
-    ("td3_bc", "continuous"): _Start("pendulum-td3-bc", _WIDE),
+    ("iql", "discrete"): _Start("pendulum-iql", _IQL),
+    ("iql", "continuous"): _Start("pendulum-iql", _IQL),
+    ("td3_bc", "discrete"): _Start("pendulum-td3-bc", _TD3_BC),
+    ("td3_bc", "continuous"): _Start("pendulum-td3-bc", _TD3_BC),
 }
 _PIXELS = {
     "policy_gradient": "pong-ppo",

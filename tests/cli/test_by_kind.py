@@ -94,3 +94,10 @@ def test_config_show_prints_what_train_takes(
     assert config == read_config(tmp_path / "shown.toml")
     assert run_dir.name.startswith("ppo-CartPole-v1-")
     assert (config.run.seed, config.run.preset) == (3, "")
+
+
+@pytest.mark.parametrize("env_id", [VECTOR, REALS])
+def test_data_sets_are_learned_from_with_the_values_of_the_papers_and_not_of_pendulum(env_id: str) -> None:
+    iql, td3_bc = trained("iql", env_id).agent, trained("td3_bc", env_id).agent
+    assert (iql.gamma, iql.expectile) == (0.99, 0.7)  # type: ignore[attr-defined]
+    assert (td3_bc.gamma, td3_bc.q_weight) == (0.99, 2.5)  # type: ignore[attr-defined]
