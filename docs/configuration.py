@@ -98,9 +98,14 @@ _PRESETS_TAIL = """\
 ## Your own configuration
 
 Without a preset, `troupe train --algo ppo --env gym:Acrobot-v1` chooses values that suit the algorithm
-(`ppo`, `dqn`, `impala`, `pqn`, `r2d2`, `sac`) and the environment's observations and actions. `troupe
-config show --algo ppo --env gym:Acrobot-v1` prints them. They are a starting point, not tuned for that
-environment. For an Atari game, PPO takes the values of `atari-ppo` (those of `pong-ppo` for Pong).
+and the environment's observations and actions. `troupe config show --algo ppo --env gym:Acrobot-v1`
+prints them. They are a starting point, not tuned for that environment. For an Atari game, PPO takes the
+values of `atari-ppo` (those of `pong-ppo` for Pong). `--algo` takes
+
+* `ppo` (or `policy_gradient`) and [`a2c`](policy-gradient.md#a2c): one agent;
+* `apex`, and as options of it [`dqn`, `double_dqn` and `rainbow`](apex.md#dqn-double-dqn-and-rainbow);
+* `impala`, `pqn`, `r2d2` and `sac`;
+* `iql` and `td3_bc`, which learn from a data set.
 
 A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` takes your own. If it begins
 with `preset = "cartpole-ppo"`, it needs only the values that differ from that preset.

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
 
 NAMES = {
+    "a2c": "policy_gradient",
     "apex": "apex",
+    "double_dqn": "apex",
     "dqn": "apex",
     "impala": "impala",
     "iql": "iql",
@@ -29,10 +31,49 @@ NAMES = {
     "ppo": "policy_gradient",
     "pqn": "pqn",
     "r2d2": "r2d2",
+    "rainbow": "apex",
     "sac": "sac",
     "td3_bc": "td3_bc",
 }
 """What `--algo` takes, and the algorithm that it means."""
+
+_DQN = {
+    "agent.n_steps": 1,
+    "agent.dueling": False,
+    "agent.double": False,
+    "replay.priority_exponent": 0.0,  # uniform, and then all importance weights are 1
+}
+_OF_NAME: dict[str, dict[str, Any]] = {
+    "dqn": _DQN,
+    "double_dqn": {**_DQN, "agent.double": True},
+    "rainbow": {
+        "agent.n_steps": 3,
+        "agent.dueling": True,
+        "agent.double": True,
+        "agent.noise": 0.5,
+        "agent.quantiles": 8,  # IQN's in the place of C51: as many as BTR has, which two cores can compute
+        "replay.priority_exponent": 0.5,
+    },
+    "a2c": {
+        "agent.policy_loss": "vpg",
+        "agent.advantages": "gae",
+        "agent.lambda_": 1.0,  # all rewards to the end of the unroll, then its value
+        "agent.normalize_advantages": False,
+        "agent.unroll_steps": 5,
+        "agent.epochs": 1,
+        "agent.minibatch_steps": 0,
+        "agent.max_staleness": 0,
+        "agent.decoupled": False,
+        "agent.value_clip": "none",
+        "agent.learning_rate": 7e-4,
+        "agent.learning_rate_schedule": "linear",
+        "agent.max_grad_norm": 0.5,
+        "actor.processes": 1,
+        "actor.slots": 16,  # few, and so many updates, for each makes but one step
+        "replay.batch_size": 16,
+    },
+}
+"""Values that make of an algorithm the one with this name; they are above those for the kind."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +87,8 @@ class _Start:
 _LONG = {"run.total_steps": 500_000}
 # Where nobody has looked at the size of rewards and observations.
 _ANY_SIZE = {"agent.reward_scale": 1.0, "agent.normalize_returns": True, "agent.normalize_vectors": True}
+# Without n-step returns and priorities, Ape-X's step size forgets what it has learned.
+_ONE_STEP = {**_LONG, "agent.learning_rate": 2.5e-4, "agent.target_update_period_updates": 250}
 _SAC = {"run.total_steps": 100_000, "replay.capacity_items": 100_000}
 # Those of the papers' locomotion, for data sets of a million steps.
 _WIDE = {
@@ -70,6 +113,8 @@ _VECTORS = {
     ("impala", "continuous"): _Start("cartpole-impala", {**_LONG, "agent.gamma": 0.99}),
     ("pqn", "discrete"): _Start("cartpole-pqn", _LONG),
     ("apex", "discrete"): _Start("cartpole-apex", _LONG),
+    ("dqn", "discrete"): _Start("cartpole-apex", _ONE_STEP),
+    ("double_dqn", "discrete"): _Start("cartpole-apex", _ONE_STEP),
     ("r2d2", "discrete"): _Start("memory-r2d2", {**_LONG, **_LOST_SIGHT}),
     ("sac", "discrete"): _Start("cartpole-sac", {**_SAC, **_OWN_ENTROPY}),
     ("sac", "continuous"): _Start("halfcheetah-sac", _SAC),
@@ -148,7 +193,7 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
     is_atari = spec.id.startswith("atari:")
     algorithm, sides = NAMES.get(algo) or _alike(algo, actions), picture_sides(spec)
     if not sides:
-        kind, start = "vectors", _VECTORS.get((algorithm, actions))
+        kind, start = "vectors", _VECTORS.get((algo, actions)) or _VECTORS.get((algorithm, actions))
     else:
         kind = "grids" if min(sides) < LEAST_SIDE else "pixels"
         presets = _PIXELS if kind == "pixels" else _GRIDS
@@ -186,6 +231,7 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
         )
         fields["agent.algorithm"] = algo
     return [
+        *([Layer(f"--algo {algo}", _OF_NAME[algo])] if algo in _OF_NAME else []),
         Layer(f"preset for {kind}, {actions} actions", fields),
         Layer(f"preset {start.preset}", values),
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,46 @@ def test_values_go_by_what_the_environment_shows_and_takes() -> None:
     assert discrete.agent.reward_scale == 1.0
     assert (discrete.agent.entropy_cost, reals.agent.entropy_cost) == (0.01, 0.0)
     assert (pixels.agent.hidden_units, grid.agent.hidden_units) == (256, 128)
+
+
+@pytest.mark.parametrize("env_id", [VECTOR, PIXELS, GRID])
+def test_names_of_others_are_what_their_papers_say(env_id: str) -> None:
+    def said(algo: str, *names: str) -> list[object]:
+        config = trained(algo, env_id)
+        return [getattr(config.agent, name) for name in names] + [config.replay.priority_exponent]
+
+    q_learning = "n_steps", "double", "dueling", "noise", "quantiles"
+    assert said("dqn", *q_learning) == [1, False, False, 0.0, 0, 0.0]
+    assert said("double_dqn", *q_learning) == [1, True, False, 0.0, 0, 0.0]
+    assert said("rainbow", *q_learning) == [3, True, True, 0.5, 8, 0.5]
+
+
+@pytest.mark.parametrize("env_id", [VECTOR, REALS, PIXELS, GRID, "atari:pong", "atari:seaquest"])
+def test_a2c_makes_one_pass_over_what_its_own_policy_played(env_id: str) -> None:
+    config = trained("a2c", env_id)
+    agent: Any = config.agent
+    assert (agent.policy_loss, agent.epochs, agent.minibatch_steps, agent.unroll_steps) == ("vpg", 1, 0, 5)
+    assert (agent.max_staleness, agent.clips_around_the_actor, agent.lambda_) == (0, True, 1.0)
+    # Every slot's unroll is in the batch, and the next one is played by the policy that learned from it.
+    assert config.replay.batch_size == config.actor.slots * config.actor.processes
+    assert config.learner.publish_period_updates == 1
+
+
+def test_what_is_given_is_above_the_values_of_a_name() -> None:
+    loaded = by_kind.load("dqn", None, {"env": VECTOR, "agent.dueling": "true"}, {})
+    assert loaded.config.agent.dueling  # type: ignore[attr-defined]
+    assert loaded.origins["agent.dueling"] == "command line"
+    assert loaded.origins["agent.double"] == "--algo dqn"
+
+
+def test_the_help_and_the_pages_name_all_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert by_kind.NAMES.keys() - words <= {"policy_gradient"}  # the help says ppo
+    for page in ("docs/presets.md", "docs/coming-from.md"):
+        text = (Path(__file__).parents[2] / page).read_text()
+        assert [name for name in by_kind.NAMES if not re.search(rf"`{name}\b", text)] == []
 
 
 def test_atari_games_have_the_values_of_the_preset_for_any_of_them() -> None:
