@@ -1,8 +1,14 @@
-"""Every family of environments: what the dispatch, the help, the messages and the documents know of it."""
+"""Every family of environments: what the dispatch, the help, the messages and the documents know of it.
+
+A family outside this tree is an entry point of an installed package in the group `troupe.families`: its name
+begins the ids, its value is the module that makes the environments.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from troupe.common.installation import entry_points
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,26 @@ FAMILIES = {
         "Google Research Football: [its engine](environments.md)",
         same_options=True,
     ),
+    "vector": Family("gymnasium_vector", "vector:package.module:ID"),
+    "envpool": Family("envpool", "envpool:TASK", extra="envpool", packages=("envpool",)),
     "old_gym": Family("gymnasium_envs", "old_gym:package.module:ID"),
 }
-"""By how their ids begin. Any other beginning is a module that registers environments with Gymnasium."""
+"""Those of this tree, by how their ids begin. A beginning that no family has, here or outside, is a module
+that registers environments with Gymnasium."""
+ENTRY_POINTS = "troupe.families"
 
-FORMS = (*(family.form for family in FAMILIES.values()), "package.module:ID")
-"""Of all ids."""
+_OF_A_MODULE = "package.module:ID"
+FORMS = (*(family.form for family in FAMILIES.values()), _OF_A_MODULE)
+"""Of all ids, apart from those of families outside this tree."""
 EXTRAS = {package: family.extra for family in FAMILIES.values() for package in family.packages}
 """The extra that brings a package."""
+
+
+def outside_families() -> dict[str, str]:
+    """The modules of the families outside this tree that are installed, by name; ours have the first word."""
+    return {name: module for name, module in entry_points(ENTRY_POINTS).items() if name not in FAMILIES}
+
+
+def installed_forms() -> list[str]:
+    """`FORMS`, and those of the families outside this tree that are installed."""
+    return [*FORMS[:-1], *(f"{name}:ID" for name in outside_families()), _OF_A_MODULE]

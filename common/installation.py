@@ -80,6 +80,11 @@ def install_command(extra: str) -> str:
     return f"pip install -c {pins} -e {shlex.quote(f'{folder}[{extra}]')}"
 
 
+def entry_points(group: str) -> dict[str, str]:
+    """Return the modules that installed packages have declared in a group of entry points, by their names."""
+    return {point.name: point.module for point in importlib.metadata.entry_points(group=group)}
+
+
 def check_trackers(names: Collection[str]) -> None:
     """Refuse trackers that are not installed; each has the name of its package and extra."""
     for name in names:

@@ -94,7 +94,7 @@ APART = sorted(name for name, needs in EXTRAS.items() if not set(needs) <= set(E
 
 
 def test_the_extras_that_no_other_test_installs_are_known():
-    assert APART == ["gpu", "mlflow", "s3", "trackio", "wandb"]
+    assert APART == ["envpool", "gpu", "mlflow", "s3", "trackio", "wandb"]
 
 
 @pytest.mark.parametrize("extra", APART)

@@ -9,8 +9,6 @@ imported, the module calls `register_algorithm`.
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.metadata
 import re
 import typing
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from typing import Any, TypeVar
 
 from troupe.common.config.fields import AgentConfig, UntypedAgentConfig
 from troupe.common.errors import ConfigError
-from troupe.common.installation import import_module
+from troupe.common.installation import entry_points, import_module
 
 ALGORITHMS: dict[str, str] = {
     "apex": "troupe.common.agents.apex:ApexConfig",
@@ -33,7 +31,7 @@ ALGORITHMS: dict[str, str] = {
 """Those of this tree."""
 
 KNOWN_AS = {
-    **dict.fromkeys(("dqn", "ddqn", "double_dqn", "dueling_dqn", "ape_x"), "apex"),
+    **dict.fromkeys(("dqn", "ddqn", "double_dqn", "dueling_dqn", "rainbow", "ape_x"), "apex"),
     **dict.fromkeys(("ppo", "appo", "a2c", "awr", "vmpo", "v_mpo"), "policy_gradient"),
     **dict.fromkeys(("vtrace", "v_trace"), "impala"),
     **dict.fromkeys(("ddpg", "td3"), "sac"),
@@ -85,7 +83,7 @@ def register_algorithm(model: type[Model]) -> type[Model]:
 
 def outside_names() -> list[str]:
     """The algorithms outside this tree that are known by name: of entry points, and registered ones."""
-    return [name for name in {**_entry_points(), **_registered} if name not in ALGORITHMS]
+    return [name for name in {**entry_points(ENTRY_POINTS), **_registered} if name not in ALGORITHMS]
 
 
 def algorithm_module(algorithm: str) -> str:
@@ -98,7 +96,7 @@ def algorithm_module(algorithm: str) -> str:
         return ""
     if _MODULE.fullmatch(algorithm):
         return algorithm
-    return _entry_points().get(algorithm, "")
+    return entry_points(ENTRY_POINTS).get(algorithm, "")
 
 
 def agent_model(algorithm: str) -> type[AgentConfig]:
@@ -145,8 +143,3 @@ def agent_model(algorithm: str) -> type[AgentConfig]:
 def agent_section(values: Mapping[str, Any]) -> AgentConfig:
     """Return `values` as the algorithm's own model."""
     return agent_model(values.get("algorithm", DEFAULT_ALGORITHM)).model_validate(dict(values))
-
-
-def _entry_points() -> dict[str, str]:
-    """The modules of installed packages that hold algorithms, by the algorithm's name."""
-    return {point.name: point.module for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}

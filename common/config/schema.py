@@ -102,7 +102,8 @@ class EnvConfig(Section):
 
     id: str = structural(
         DEFAULT_ENV,
-        f"Environment: {', '.join(f'`{form}`' for form in FORMS)} (a registered ID, a class or a function).",
+        f"Environment: {', '.join(f'`{form}`' for form in FORMS)} (a registered ID, a class or a function), "
+        "or an ID of an installed family.",
     )
     frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1, le=1024)
     frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16, le=1024)

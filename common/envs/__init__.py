@@ -1,4 +1,4 @@
-"""Environments behind one `make`: a family is one file here, and one entry of `FAMILIES`."""
+"""Environments behind one `make`: a family is one file and one entry of `FAMILIES`, or a module elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from troupe.common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv, means_told
 from troupe.common.envs.names import own_name
+from troupe.common.envs.outside import OutsideFamily
 from troupe.common.errors import ConfigError
-from troupe.common.families import FAMILIES, FORMS
+from troupe.common.families import FAMILIES, installed_forms, outside_families
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,11 +69,13 @@ def environment_module(env_id: str) -> str:
     ('', 'my.module')
     """
     family, _, name = env_id.partition(":")
-    if family in ("gym", "old_gym"):
+    if family in ("gym", "old_gym", "vector"):
         return name.rpartition(":")[0]
     if family == "pettingzoo":
         return "" if "/" in name else name.partition(":")[0]
-    return "" if family in FAMILIES else env_id.rpartition(":")[0]
+    if family in FAMILIES:
+        return ""
+    return outside_families().get(family) or env_id.rpartition(":")[0]
 
 
 COMMON_SETTINGS = {
@@ -88,7 +91,7 @@ def check_settings(config: EnvConfig, spec: EnvSpec, given: Iterable[str]) -> No
     if strange:
         fields = ", ".join(f"env.{name}" for name in strange)
         family = config.id.partition(":")[0]
-        family = family if family in FAMILIES else "gym"
+        family = family if family in (*FAMILIES, *outside_families()) else "gym"
         kind = "" if spec.pixels or family != "gym" else " with observations that are no pictures"
         kwargs = "; the environment's own options go into env.kwargs" if "kwargs" in known else ""
         raise ConfigError(
@@ -105,17 +108,21 @@ def _family(env_id: str) -> Any:
             known = _module("gym").nearest_registered(known)
         if known:
             raise ConfigError(f"environment id {env_id!r} has no family: did you mean {known}?")
-        raise ConfigError(
-            f"environment id {env_id!r} has no family: write {', '.join(FORMS[:-1])} or {FORMS[-1]}"
-        )
-    near = difflib.get_close_matches(prefix, FAMILIES, n=1, cutoff=0.75)
-    if prefix not in FAMILIES and near and "." not in prefix and importlib.util.find_spec(prefix) is None:
+        *forms, last = installed_forms()
+        raise ConfigError(f"environment id {env_id!r} has no family: write {', '.join(forms)} or {last}")
+    if prefix in FAMILIES:
+        return _module(prefix)
+    outside = outside_families()
+    if prefix in outside:
+        return OutsideFamily(prefix, outside[prefix])
+    near = difflib.get_close_matches(prefix, [*FAMILIES, *outside], n=1, cutoff=0.75)
+    if near and "." not in prefix and importlib.util.find_spec(prefix) is None:
         raise ConfigError(
             f"{env_id}: there is neither a family nor a module {prefix}; did you mean {near[0]}:{name}? "
             "(A file of yours is found if PYTHONPATH names its folder)"
         )
     # A prefix that is no family is the module that registers a stranger's environment with Gymnasium.
-    return _module(prefix if prefix in FAMILIES else "gym")
+    return _module("gym")
 
 
 def _module(family: str) -> Any:

@@ -17,6 +17,7 @@ from troupe.common.config.field_options import field_parser, parse_with_fields
 from troupe.common.envs import EnvSpec, check_settings
 from troupe.common.envs.base import clip_rewards
 from troupe.common.envs.goals import ACHIEVED, DESIRED
+from troupe.common.families import outside_families
 from troupe.common.runtime.parser import integer
 from troupe.common.spaces import Leaf
 from troupe.services.environment import check as checking
@@ -36,7 +37,8 @@ def check_parser() -> argparse.ArgumentParser:
         "failing, hangs or crashes, the exit code is 2, and one line names the step, the slot and the\n"
         "cause. The checker's remarks do not affect the exit code.",
     )
-    parser.add_argument("id", metavar="ID", help="such as gym:CartPole-v1; see env.id")
+    outside = "".join(f", or {name}:ID of {module}" for name, module in outside_families().items())
+    parser.add_argument("id", metavar="ID", help=f"such as gym:CartPole-v1{outside}; see env.id")
     parser.add_argument("--steps", type=integer(1), default=100, metavar="N", help="to play (default: 100)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -1,0 +1,56 @@
+"""A family of environments outside this tree, which an installed package has declared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from troupe.common.envs.base import EnvSpec, VectorEnv
+from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.families import ENTRY_POINTS
+from troupe.common.installation import import_module
+
+if TYPE_CHECKING:
+    from troupe.common.config.schema import EnvConfig
+
+Result = TypeVar("Result")
+
+
+class OutsideFamily:
+    """The functions of its module, which may raise and return anything."""
+
+    def __init__(self, name: str, module: str) -> None:
+        self._named = f"the family {name} of {module}"
+        self._module = import_module(module, self._named)
+
+    def settings(self, spec: EnvSpec) -> set[str]:
+        """Fields of `[env]` that it uses."""
+        return set(self._call("settings", Collection, spec))
+
+    def make_spec(self, config: EnvConfig) -> EnvSpec:
+        """See `troupe.common.envs.make_spec`."""
+        return self._call("make_spec", EnvSpec, config)
+
+    def make_vector(self, config: EnvConfig, num_slots: int, *args: Any, **options: Any) -> VectorEnv:
+        """See `troupe.common.envs.make_vector`."""
+        return self._call("make_vector", VectorEnv, config, num_slots, *args, **options)
+
+    def _call(self, function: str, kind: type[Result], *args: Any, **options: Any) -> Result:
+        called = getattr(self._module, function, None)
+        if called is None:
+            raise ConfigError(
+                f"{self._named} has no function {function}; the entry point in {ENTRY_POINTS} should name "
+                "the module that has it"
+            )
+        try:
+            result = called(*args, **options)
+        except TroupeError:
+            raise
+        except Exception as error:  # a stranger's code may raise anything
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(f"{self._named} failed in {function}: {why}") from error
+        if not isinstance(result, kind):
+            raise ConfigError(
+                f"{self._named} returned a {type(result).__name__} from {function}, not a {kind.__name__}"
+            )
+        return result
