@@ -189,10 +189,9 @@ class EngineVector(VectorEnv):
         """Actions in the engine's form, a batch of its space."""
         from gymnasium.vector.utils import concatenate, create_empty_array
 
-        space = self._engine.single_action_space
-        return concatenate(
-            space, self.spec.actions.natives(actions), create_empty_array(space, self.num_slots)
-        )
+        space: Any = self._engine.single_action_space
+        batch: Any = create_empty_array(space, self.num_slots)
+        return concatenate(space, self.spec.actions.natives(actions), batch)
 
     def _outcome(
         self, reward: Any, terminated: Any, truncated: Any

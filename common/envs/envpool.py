@@ -34,7 +34,7 @@ def make_spec(config: EnvConfig) -> EnvSpec:
     try:
         options, space = pool.config, pool.observation_space
         stack = int(options.get("stack_num", 0))
-        shape = getattr(space, "shape", None) or ()
+        shape: tuple[int, ...] = getattr(space, "shape", None) or ()
         if stack and len(shape) == 3 and shape[0] == stack and space.dtype == np.uint8:
             return EnvSpec(
                 id=config.id,

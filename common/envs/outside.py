@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from troupe.common.envs.base import EnvSpec, VectorEnv
 from troupe.common.errors import ConfigError, TroupeError
@@ -12,8 +11,6 @@ from troupe.common.installation import import_module
 
 if TYPE_CHECKING:
     from troupe.common.config.schema import EnvConfig
-
-Result = TypeVar("Result")
 
 
 class OutsideFamily:
@@ -25,17 +22,20 @@ class OutsideFamily:
 
     def settings(self, spec: EnvSpec) -> set[str]:
         """Fields of `[env]` that it uses."""
-        return set(self._call("settings", Collection, spec))
+        fields: set[str] = self._call("settings", set, spec)
+        return fields
 
     def make_spec(self, config: EnvConfig) -> EnvSpec:
         """See `troupe.common.envs.make_spec`."""
-        return self._call("make_spec", EnvSpec, config)
+        spec: EnvSpec = self._call("make_spec", EnvSpec, config)
+        return spec
 
     def make_vector(self, config: EnvConfig, num_slots: int, *args: Any, **options: Any) -> VectorEnv:
         """See `troupe.common.envs.make_vector`."""
-        return self._call("make_vector", VectorEnv, config, num_slots, *args, **options)
+        vector: VectorEnv = self._call("make_vector", VectorEnv, config, num_slots, *args, **options)
+        return vector
 
-    def _call(self, function: str, kind: type[Result], *args: Any, **options: Any) -> Result:
+    def _call(self, function: str, kind: type[Any], *args: Any, **options: Any) -> Any:
         called = getattr(self._module, function, None)
         if called is None:
             raise ConfigError(
