@@ -102,7 +102,7 @@ def close_env(env: Any, env_id: str, level: int = logging.WARNING) -> str:
     try:
         env.close()
     except Exception as error:
-        trouble = f"close_env() raised {type(error).__name__}: {one_line(error)}"
+        trouble = f"close() raised {type(error).__name__}: {one_line(error)}"
         _log.log(level, "%s: %s", env_id, trouble)
         return trouble
     return ""

@@ -201,7 +201,7 @@ def test_learner_values_what_was_done_as_it_was_valued_then(env, across):
     with torch.no_grad():
         features, _ = agent.net.remember(*sequences.burned_in(agent.net, 2))
         features, done = features[:-1].flatten(0, 1), sequences.last_action[3:].flatten(0, 1)
-        found = agent._q_taken(features, done).amin(0).unflatten(0, sequences.counts.shape)
+        found = agent.net.q_taken(features, done).amin(0).unflatten(0, sequences.counts.shape)
     for got, counts, wanted in zip(found.T, sequences.counts.T, taken, strict=True):
         np.testing.assert_allclose(got[counts].numpy(), wanted, rtol=1e-3, atol=1e-4)
     assert np.std(np.concatenate(taken)) > 1e-2

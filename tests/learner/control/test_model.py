@@ -216,7 +216,7 @@ class Membership(RuleBasedStateMachine):
             assert peer["seen_s_ago"] <= LIVENESS_S, "a lease without an end"
 
     def expire(self):
-        self.server._expire()
+        self.server._handlers.expire()
         replaced = {peer.incarnation for peer, _ in self.server._roster._replaced.values()}
         heard = self.server.leases().keys() | replaced
         self.untold |= any(
