@@ -166,6 +166,7 @@ def test_one_that_dies_with_its_seat_does_not_keep_the_next_one_out(start, serve
     until(together([owner, second, third]))
     assert (owner.team.lost, second.team.lost) == (0, 0)
     check_alike(owner, second, third)
+    dies.close("done")
 
 
 def test_one_that_can_connect_to_nobody_makes_room_for_those_who_can(start, caplog):
@@ -308,4 +309,5 @@ def test_the_owner_learns_that_one_with_a_seat_is_gone(server, monkeypatch, how)
     until(seats.gone)
     seats.failed(seat)
     assert not seats.gone(), "nobody is to come now"
+    client.close("done")  # its thread would go on without a socket, and say so in the log of other tests
     context.destroy(linger=0)
