@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 Seed = int | Sequence[int]
 """Of all slots together, or of each, where the slots of one run are spread over several vectors."""
 KEPT_FAILURES = 100
+CAUGHT = (Exception, SystemExit)
+"""What an environment may raise without ending the process: it may also call `exit()`."""
 MAX_FAILURES_IN_A_ROW = 8
 """More of them end the process."""
 BACKOFF_FIRST_S = 0.5

@@ -25,6 +25,7 @@ import numpy as np
 
 from troupe.common.data.schema import LARGEST_FLOAT
 from troupe.common.envs.base import (
+    CAUGHT,
     KEPT_FAILURES,
     EnvSpec,
     Failure,
@@ -48,7 +49,7 @@ from troupe.common.envs.returned import (
     reset_result,
     taken_for,
 )
-from troupe.common.envs.spectator import NoPictureError, spectator_view
+from troupe.common.envs.spectator import picture_of
 from troupe.common.errors import ConfigError, TroupeError
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 SAME_STEP = "SameStep"
 MODES = (SAME_STEP, "NextStep", "Disabled")
-_CAUGHT = (Exception, SystemExit)
 
 
 class EngineVector(VectorEnv):
@@ -113,7 +113,7 @@ class EngineVector(VectorEnv):
 
     def _shut(self) -> None:
         if self._engine is not None:
-            with contextlib.suppress(*_CAUGHT):  # it has done its work, or has failed already
+            with contextlib.suppress(*CAUGHT):  # it has done its work, or has failed already
                 self._engine.close()
 
     def reset(self, seed: Seed | None = None) -> np.ndarray:
@@ -124,7 +124,7 @@ class EngineVector(VectorEnv):
             return self._begin(None if seed is None else _one(seed))
         except TroupeError:
             raise
-        except _CAUGHT as error:
+        except CAUGHT as error:
             return self._recover(error, 0)
 
     def _begin(self, seed: int | None) -> np.ndarray:
@@ -144,7 +144,7 @@ class EngineVector(VectorEnv):
             return self._step(actions)
         except TroupeError:
             raise
-        except _CAUGHT as error:
+        except CAUGHT as error:
             zeros, obs = np.zeros(self.num_slots, bool), self._recover(error, number)
             reward = np.zeros(self.num_slots, np.float32)
             return Step(obs, reward, zeros, zeros.copy(), discarded=list(range(self.num_slots)))
@@ -277,19 +277,17 @@ class EngineVector(VectorEnv):
                 return self._begin(_one(int(self._seeds.spawn(1)[0].generate_state(1)[0])))
             except TroupeError:
                 raise
-            except _CAUGHT as again:
+            except CAUGHT as again:
                 error, step = again, 0
 
     def render_frame(self, slot: int) -> np.ndarray:
         """The engine's own picture of a slot."""
-        try:
+
+        def draw() -> Any:
             frames = self._engine.render()
-            frame = None if frames is None else frames[slot]
-        except _CAUGHT as error:
-            raise NoPictureError(f"{self.spec.id} cannot draw itself: {cause_of(error)}") from error
-        if frame is None:
-            raise NoPictureError(f"the render() of {self.spec.id} returns None")
-        return spectator_view(self.spec.id, frame)
+            return None if frames is None else frames[slot]
+
+        return picture_of(self.spec.id, draw)
 
     def close(self) -> None:
         """Close the engine."""

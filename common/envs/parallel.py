@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from troupe.common.envs.base import (
+    CAUGHT,
     KEPT_FAILURES,
     EnvError,
     EnvSpec,
@@ -35,7 +36,7 @@ from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
 from troupe.common.envs.gymnasium_envs import close_env
 from troupe.common.envs.observed import View
 from troupe.common.envs.returned import BadReturn, check_outcome, reset_result
-from troupe.common.envs.spectator import NoPictureError, spectator_view
+from troupe.common.envs.spectator import picture_of
 
 if TYPE_CHECKING:
     from troupe.common.config.schema import EnvConfig
@@ -44,7 +45,6 @@ MAX_GAMES_AWAY = 1000
 """Games in a row without one of the agents, after which its slot is a mistake."""
 
 _USUAL_STEPS_PER_S = 15
-_CAUGHT = (Exception, SystemExit)  # what an environment may raise without ending the process
 
 
 @dataclass
@@ -225,7 +225,7 @@ class ParallelVector(VectorEnv):
             self.calls.enter(first, STEP, copy.steps + 1)
             try:
                 return copy.step(actions[first : first + agents])
-            except _CAUGHT as error:
+            except CAUGHT as error:
                 return error
             finally:
                 self.calls.leave(first)
@@ -280,7 +280,7 @@ class ParallelVector(VectorEnv):
         self.calls.enter(first, RESET)
         try:
             seen = self._copies[number].reset(seed)
-        except _CAUGHT as error:
+        except CAUGHT as error:
             self._recover(number, error, obs, 0)
             return
         finally:
@@ -305,7 +305,7 @@ class ParallelVector(VectorEnv):
         close_env(copy.env, self.spec.id, logging.DEBUG)
         try:
             copy.build(seed)
-        except _CAUGHT as again:
+        except CAUGHT as again:
             self._recover(number, again, obs, 0)
             return
         finally:
@@ -314,16 +314,7 @@ class ParallelVector(VectorEnv):
 
     def render_frame(self, slot: int) -> np.ndarray:
         """The picture of the slot's copy."""
-        env = self._copies[slot // self.spec.agents].env
-        try:
-            frame = env.render()
-            if frame is None:
-                raise NoPictureError(f"the render() of {self.spec.id} returns None")
-            return spectator_view(self.spec.id, frame)
-        except NoPictureError:
-            raise
-        except _CAUGHT as error:
-            raise NoPictureError(f"{self.spec.id} cannot draw itself: {cause_of(error)}") from error
+        return picture_of(self.spec.id, self._copies[slot // self.spec.agents].env.render)
 
     def close(self) -> None:
         """Close every copy."""

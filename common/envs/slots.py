@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from troupe.common.envs.base import (
+    CAUGHT,
     KEPT_FAILURES,
     EnvSpec,
     Failure,
@@ -26,7 +27,7 @@ from troupe.common.envs.base import (
 )
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
 from troupe.common.envs.returned import as_announced, check_outcome, finite_error, not_finite, taken_for
-from troupe.common.envs.spectator import NoPictureError, spectator_view
+from troupe.common.envs.spectator import picture_of
 
 if TYPE_CHECKING:
     from troupe.common.config.schema import EnvConfig
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 Outcome = tuple[Any, Any, Any, Any]
 """Next observation, raw reward, terminated, truncated, as the environment gave them."""
-# What an environment may raise without ending the process: it may also call `exit()`.
-_CAUGHT = (Exception, SystemExit)
 
 
 class Slot(Protocol):
@@ -177,7 +176,7 @@ class SlotVector(VectorEnv):
                     if ended or cut:
                         terminated[slot], truncated[slot] = bool(ended), bool(cut)
                         over.append(slot)
-                except _CAUGHT as error:
+                except CAUGHT as error:
                     failed[slot] = error
                 current[slot] = 0
 
@@ -200,14 +199,14 @@ class SlotVector(VectorEnv):
             # A copy, always: a list of references to arrays that environments write to again would change
             # under the learner.
             together: np.ndarray | None = np.array(returned)
-        except _CAUGHT:  # they are not alike, or no arrays
+        except CAUGHT:  # they are not alike, or no arrays
             together = None
         if together is None or together.shape[1:] != announced.shape or not taken_for(together, announced):
             arrays = [announced] * len(returned)
             for place, each in enumerate(returned):
                 try:
                     arrays[place] = as_announced(each, announced)
-                except _CAUGHT as error:
+                except CAUGHT as error:
                     failed.setdefault(place, error)
             together = np.array(arrays)
         obs = self._seen(together.astype(announced.dtype, copy=False))
@@ -227,7 +226,7 @@ class SlotVector(VectorEnv):
             self.calls.enter(slot, RESET)
             try:
                 returned[place] = self._slots[slot].reset(seeds[place] if seeds else None)
-            except _CAUGHT as error:
+            except CAUGHT as error:
                 failed[place] = error
             self.calls.leave(slot)
         obs = self._observed(returned, failed)
@@ -249,7 +248,7 @@ class SlotVector(VectorEnv):
         self.calls.enter(slot, MAKING)
         try:
             self._slots[slot].rebuild(again_seed)
-        except _CAUGHT as again:
+        except CAUGHT as again:
             self.calls.leave(slot)
             # The rebuilder raises in the end, so the recursion is at most as deep as failures in a row are
             # permitted.
@@ -259,12 +258,7 @@ class SlotVector(VectorEnv):
 
     def render_frame(self, slot: int) -> np.ndarray:
         """The environment's own picture."""
-        try:
-            return spectator_view(self.spec.id, self._slots[slot].render())
-        except NoPictureError:
-            raise
-        except _CAUGHT as error:
-            raise NoPictureError(f"{self.spec.id} cannot draw itself: {cause_of(error)}") from error
+        return picture_of(self.spec.id, self._slots[slot].render)
 
     def close(self) -> None:
         """Close every copy."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from troupe.common.envs.base import CAUGHT, cause_of
 from troupe.common.errors import TroupeError
 
 _CHANNELS = (1, 3, 4)
@@ -13,6 +15,16 @@ _CHANNELS = (1, 3, 4)
 
 class NoPictureError(TroupeError):
     """An environment has nothing to show; the text says why, and what would help."""
+
+
+def picture_of(env_id: str, draw: Callable[[], Any]) -> np.ndarray:
+    """What `draw` of an environment shows, see `spectator_view`; NoPictureError also where it fails."""
+    try:
+        return spectator_view(env_id, draw())
+    except NoPictureError:
+        raise
+    except CAUGHT as error:
+        raise NoPictureError(f"{env_id} cannot draw itself: {cause_of(error)}") from error
 
 
 def spectator_view(env_id: str, frame: Any) -> np.ndarray:
