@@ -16,6 +16,7 @@ import torch
 from troupe.common.agents import Batch, make_agent
 from troupe.common.agents.hindsight import hindsight_of
 from troupe.common.agents.inspection import Inspection
+from troupe.common.agents.opponents import Opponents
 from troupe.common.config import Config, to_toml
 from troupe.common.data.inserts import HeldError
 from troupe.common.data.plan import make_plan
@@ -97,7 +98,10 @@ class SerialTraining:
         config, slots = self.config, self.config.total_slots
         self.env = self.make_env(seed)
         hindsight = hindsight_of(config, self.spec)
-        self.rollout = Rollout(self.agent, self.env, config.actor.chunk_steps, seed, hindsight=hindsight)
+        opponents = Opponents.of(config, self.spec, seed + 1)
+        self.rollout = Rollout(
+            self.agent, self.env, config.actor.chunk_steps, seed, hindsight=hindsight, opponents=opponents
+        )
         self.rollout.explore(list(range(slots)), slots)
         self.fields = compressed_if(config.replay.compression == "lz4", self.agent.fields)
         tables = config.replay.shard_tables(1)
@@ -218,7 +222,7 @@ class SerialTraining:
         self.training.take(fields_of(self.rollout.episodes))
         self.rollout.episodes.clear()
         row = self.training.row()
-        self.write("actor-0", row)
+        self.write("actor-0", row | self.rollout.timing.opponents())
         done = f"{self.counters.steps:,} steps, {self.counters.updates:,} updates"
         self.say(f"{done}, return {row['train/episode_return']:.2f}")
 

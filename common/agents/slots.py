@@ -5,6 +5,7 @@ This half of acting runs where the network is: in the actor, or, with central in
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -56,9 +57,13 @@ class Slots:
         """Take over the exploration of the slots with these indices among all of the run."""
         self.epsilons = self._agent.slot_epsilons(indices, total_slots)
 
-    def take(self, act: Act, step: Step, version: int) -> list[Chunk]:
-        """Take in where `act`, chosen by parameters `version`, has led; the chunks that are complete now."""
-        chunks = self._accumulate(act, step, version)
+    def take(self, act: Act, step: Step, version: int, others: Collection[int] = ()) -> list[Chunk]:
+        """Take in where `act`, chosen by parameters `version`, has led; the chunks that are complete now.
+
+        In the slots of `others` another policy has chosen: of these nothing is stored. A slot may become one
+        of them, or cease to be, where an episode begins.
+        """
+        chunks = self._accumulate(act, step, version, {*step.idle, *others})
         ended = step.terminated | step.truncated
         # The failed environment was made again and shows a first observation: the memory must not reach
         # across. Nor may that of an agent which has left the game before.
@@ -86,7 +91,7 @@ class Slots:
         else:
             self._accumulators[slot].start(obs)
 
-    def _accumulate(self, act: Act, step: Step, version: int) -> list[Chunk]:
+    def _accumulate(self, act: Act, step: Step, version: int, left_out: Collection[int]) -> list[Chunk]:
         # Plain lists: indexing an array a thousand times a second for single numbers is most of the work.
         actions, extras = act.action.tolist(), act.extras_by_slot()
         rewards, terminated, truncated = (
@@ -95,7 +100,6 @@ class Slots:
             step.truncated.tolist(),
         )
         final_values = self._final_values(act, step)
-        idle = set(step.idle)
         chunks: list[Chunk] = []
         for slot, accumulator in enumerate(self._accumulators):
             if slot in step.discarded:
@@ -103,7 +107,7 @@ class Slots:
                 chunks += accumulator.discard()
                 self._begin(slot, step.obs[slot])
                 continue
-            if slot in idle:
+            if slot in left_out:
                 continue
             if slot in self._unbegun:
                 accumulator.start(self.inputs.obs[slot])

@@ -240,6 +240,27 @@ class ActorConfig(Section):
         ge=1,
         le=64,
     )
+    opponents: Literal["none", "recent", "win_rate"] = tunable(
+        "none",
+        "Several agents: earlier versions of the policy that play against it in some games. `recent`: "
+        "drawn uniformly from the kept ones; `win_rate`: with weight (1 - win rate)^opponents_exponent.",
+    )
+    opponents_share: float = tunable(
+        0.5,
+        "Share of games in which one side learns and an earlier version plays all others; in the rest, "
+        "every side learns.",
+        ge=0,
+        le=1,
+    )
+    opponents_kept: int = tunable(
+        5, "Earlier versions that an actor process keeps, each as a network.", ge=1, le=64
+    )
+    opponents_period_versions: int = tunable(
+        100, "Versions between two that are kept; the first is kept in any case.", ge=1
+    )
+    opponents_exponent: float = tunable(
+        2.0, "With `win_rate`: how strongly hard opponents are preferred; 0 = not at all.", ge=0, le=100
+    )
     max_outstanding_inserts: int = tunable(
         64, "Maximum number of unacknowledged chunks per actor process.", ge=1, le=1 << 16
     )
@@ -490,6 +511,10 @@ class Config(Section):
             raise ValueError(
                 f"inference.min_batch ({self.inference.min_batch}) should not exceed "
                 f"inference.max_batch ({self.inference.max_batch})"
+            )
+        if self.actor.opponents != "none" and self.inference.mode == "central":
+            raise ValueError(
+                "actor.opponents needs actors that run the network themselves: set inference.mode to local"
             )
         ports = (
             1 + self.replay.shards + self.actor.processes + self.evaluator.enabled * self.evaluator.processes

@@ -66,6 +66,7 @@ class EnvSpec:
             packs them: so they are sent and stored, and only networks unpack them.
         tasks: names of the levels that the id stands for, see `Episode.task`; empty where it is but one.
         agents: how many act in one copy, each in a slot of its own; the slots of a copy are neighbours.
+        sides: of several agents, the number of the side that each is on, see `troupe.common.envs.sides`.
     """
 
     id: str
@@ -80,6 +81,7 @@ class EnvSpec:
     packed_bits: bool = False
     tasks: tuple[str, ...] = ()
     agents: int = 1
+    sides: tuple[int, ...] = ()
 
     @property
     def seen_shape(self) -> tuple[int, ...]:

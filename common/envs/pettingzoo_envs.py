@@ -48,7 +48,9 @@ def make_spec(config: EnvConfig) -> EnvSpec:
         roles = tuple(dict.fromkeys(map(_role, names)))
         # Where all play the same part, there is nothing to be told apart.
         tasks = roles if len(roles) > 1 else ()
-        return replace(spec_of(config, space, action_space), agents=len(names), tasks=tasks)
+        sides = [roles.index(_role(name)) for name in names] if tasks else range(len(names))
+        spec = spec_of(config, space, action_space)
+        return replace(spec, agents=len(names), tasks=tasks, sides=tuple(sides))
     finally:
         close_env(env, config.id)
 

@@ -12,6 +12,7 @@ from troupe.common.agents import Agent, make_agent
 from troupe.common.agents.formats import faster_dtype
 from troupe.common.agents.hindsight import Hindsight, hindsight_of
 from troupe.common.agents.network import NetworkAgent
+from troupe.common.agents.opponents import Opponents
 from troupe.common.agents.pace import HELD_LIMIT_S, Pace
 from troupe.common.agents.slots import Slots
 from troupe.common.config import Config, config_from_dict
@@ -45,10 +46,15 @@ class Rollout:
         timing: Timing | None = None,
         hindsight: Hindsight | None = None,
         pace: Pace | None = None,
+        opponents: Opponents | None = None,
     ) -> None:
         self.env = env
         self.timing = timing or Timing()
         self._agent = agent
+        self._opponents = opponents
+        if opponents is not None:
+            opponents.begin(env.num_slots)
+            self.timing.opponents = opponents.metrics
         # Two streams, one for exploration and one for games: from one number they would be correlated.
         seeds = np.random.SeedSequence(seed).generate_state(2)
         self._rng = system.generator(int(seeds[0]))
@@ -73,14 +79,21 @@ class Rollout:
     def step(self, version: int) -> list[Chunk]:
         """One step of every slot with the current parameters, number `version`; the chunks it completed."""
         start = system.perf_counter()
-        act = self._agent.act(self._slots.inputs, self._slots.epsilons, self._rng)
+        inputs, epsilons, opponents = self._slots.inputs, self._slots.epsilons, self._opponents
+        act = self._agent.act(inputs, epsilons, self._rng)
+        others: list[int] = []
+        if opponents is not None:
+            act = opponents.act(act, inputs, epsilons, self._agent, version)
+            others = opponents.slots
         acted = system.perf_counter()
         step = self.env.step(act.action)
         stepped = system.perf_counter()
-        chunks = self._slots.take(act, step, version)
+        chunks = self._slots.take(act, step, version, others)
+        if opponents is not None:
+            opponents.take(step)
         timing = self.timing
-        timing.take(step.episodes, self._numbers)
-        timing.steps += self.env.num_slots - len(step.idle)
+        timing.take([episode for episode in step.episodes if episode.slot not in others], self._numbers)
+        timing.steps += self.env.num_slots - len({*step.idle, *others})
         timing.calls += 1
         timing.inference_s += acted - start
         timing.env_s += stepped - acted
@@ -153,6 +166,8 @@ class LocalActing:
             tolerate_refusals=True,
         )
         self._outbox = Outbox(self._replay, *replay.shares())
+        seed = welcome.seed(control.incarnation, welcome.slots[0], 1)  # apart from that of the rollout
+        self._opponents = Opponents.of(self._config, self._env.spec, seed)
         self._take_slots(welcome)
         threads = torch.get_num_threads()
         _log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)
@@ -166,7 +181,16 @@ class LocalActing:
         chunk_steps = self._config.actor.chunk_steps
         hindsight = hindsight_of(self._config, self._env.spec)
         self._pace = Pace.of(self._config, len(welcome.slots))
-        self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing, hindsight, self._pace)
+        self.rollout = Rollout(
+            self._agent,
+            self._env,
+            chunk_steps,
+            seed,
+            self.timing,
+            hindsight,
+            self._pace,
+            self._opponents,
+        )
         self.rollout.explore(welcome.slots, welcome.total_slots)
         self.rollout.choose_dtype(self._config.actor.compute_dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from troupe.common import system
@@ -15,7 +15,7 @@ class Timing:
     """Running totals since the actor started."""
 
     steps: int = 0
-    """Of every slot, but for those whose agent took no part in them."""
+    """Of every slot, but for those whose agent took no part in them, or was played by another policy."""
     calls: int = 0
     """Of the environments: each steps several slots."""
     inference_s: float = 0.0
@@ -31,6 +31,8 @@ class Timing:
     """The same, packed."""
     episodes: list[Episode] = field(default_factory=list)
     """Games that finished since the list was cleared; their `slot` is that of the run."""
+    opponents: Callable[[], dict[str, float]] = dict
+    """What a report says of games against earlier versions."""
 
     def packed(self, counters: Mapping[str, int]) -> None:
         """Take in the totals of what packs chunks, `ReplayClient.counters`."""
@@ -104,6 +106,7 @@ class TimingReports:
             metrics["actor/compression_ratio"] = (timing.entry_bytes - last.entry_bytes) / packed
         fields = fields_of(timing.episodes)
         metrics |= {f"env/{name}": value for name, value in means_told(timing.episodes).items()}
+        metrics |= timing.opponents()
         timing.episodes.clear()
         # A copy: `timing` itself goes on counting.
         self._last_s, self._last = now, replace(timing)
