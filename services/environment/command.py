@@ -107,7 +107,7 @@ def _rows(found: checking.Findings, learned: tuple[float, float]) -> list[tuple[
         *([("agents", _agents(spec))] if spec.agents > 1 else []),
         ("actions", f"{spec.actions} {found.action_space}".rstrip()),
         ("played", f"{found.steps} random steps{frames}"),
-        ("rewards", f"{_range(*found.reward_range)[2:]}; {_learned(found.reward_range, learned)}"),
+        ("rewards", f"{_between(*found.reward_range)}; {_learned(found.reward_range, learned)}"),
         ("episode ends", f"{found.terminated} terminated, {found.truncated} truncated"),
         ("episodes", _games(found.episodes)),
         *([("failures", failures_of(found))] if found.failures else []),
@@ -128,14 +128,16 @@ def _agents(spec: EnvSpec) -> str:
 def _learned(raw: tuple[float, float], learned: tuple[float, float]) -> str:
     if learned == raw:
         return "used for learning unchanged"
-    low, high = learned
-    return (
-        f"used for learning as {low:g} to {high:g} (env.reward_clip, agent.reward_clip, agent.reward_scale)"
-    )
+    return f"used for learning: {_between(*learned)} (env.reward_clip, agent.reward_clip, agent.reward_scale)"
 
 
 def _range(low: float, high: float) -> str:
-    return f", from {low + 0.0:g} to {high + 0.0:g}"  # -0.0 + 0.0 is 0.0
+    return f", {_between(low, high)}"
+
+
+def _between(low: float, high: float) -> str:
+    low, high = low + 0.0, high + 0.0  # -0.0 + 0.0 is 0.0
+    return f"from {low:g} to {high:g}" if low < high else f"always {low:g}"
 
 
 def _part(leaf: Leaf, low: float, high: float) -> str:
@@ -161,4 +163,5 @@ def _games(games: list[tuple[float, int]]) -> str:
         return "none finished"
     scores, steps = [game[0] for game in games], [game[1] for game in games]
     mean = sum(scores) / len(games)
-    return f"{len(games)} finished, mean return {mean:g}, {min(steps)} to {max(steps)} steps"
+    lengths = f"{min(steps)} to {max(steps)} steps" if min(steps) < max(steps) else f"{steps[0]} steps each"
+    return f"{len(games)} finished, mean return {mean:g}, {lengths}"

@@ -14,7 +14,7 @@ from troupe.services.launcher.view import RunView
 Run = TypeVar("Run")
 Threshold = TypeVar("Threshold")
 
-STARTING = "starting: services load their libraries, for some seconds, or longer where cores are busy"
+STARTING = "starting: services load their libraries (some seconds, longer on a busy machine)"
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
 

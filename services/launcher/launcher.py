@@ -29,6 +29,7 @@ from troupe.common.runtime.usage import CoresUsed
 from troupe.services.launcher.curves import chart, drawable
 from troupe.services.launcher.evidence import of_run
 from troupe.services.launcher.filling import fill
+from troupe.services.launcher.findings import STARTING
 from troupe.services.launcher.learning import faults
 from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
 from troupe.services.launcher.processes import child_specs
@@ -39,6 +40,7 @@ from troupe.services.launcher.progress import (
     plain_line,
     run_view,
     settings_of,
+    verdict,
 )
 from troupe.services.launcher.refill import items_before_learning, refill_line
 from troupe.services.launcher.silence import Silence
@@ -160,7 +162,7 @@ class _Launcher:
         self._silence = Silence(config.net.liveness_s)
         self._started_at = time.monotonic()
         self._next_line = 0.0
-        self._said_note = ""
+        self._said_wait = ""
         self._ended_well = False
         name = config.run.name or run_dir.name
         title = f"troupe  {name}  {config.env.id}"
@@ -286,10 +288,10 @@ class _Launcher:
         return ServiceView(child.name, child.state_text, cpu, memory, child.restarts, starved)
 
     def _waits_as_said(self) -> bool:
-        """Whether the run only ends something still, and the last line has said what."""
-        trouble = self._view.disk or self._view.silent
-        said, self._said_note = self._said_note, "" if trouble else self._view.note
-        return bool(said) and said == self._view.note
+        """Whether the run starts or ends still, and the last line has said so."""
+        what = verdict(self._view)[0]
+        said, self._said_wait = self._said_wait, what if what in (STARTING, self._view.note) else ""
+        return bool(said) and said == what
 
     def _announce(self) -> None:
         verb = "resuming" if self._resume else "training"

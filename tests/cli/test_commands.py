@@ -231,11 +231,12 @@ def test_env_check_tells_what_an_environment_shows(capsys: pytest.CaptureFixture
         in output
     )
     assert "frames per second" in output
-    assert "used for learning unchanged" in output
+    assert "rewards        always 1; used for learning unchanged" in output
     clipped = ["--env.reward_clip", "sign"]
-    assert cli.main(["env", "check", "gym:Pendulum-v1", "--steps", "20", *clipped]) == 0
+    assert cli.main(["env", "check", "gym:Pendulum-v1", "--steps", "400", *clipped]) == 0
     output = capsys.readouterr().out
-    assert re.search(r"rewards +from -\d+\.\d+ to -[\d.]+; used for learning as -1 to -1", output)
+    assert re.search(r"rewards +from -\d+\.\d+ to -[\d.]+; used for learning: always -1 ", output)
+    assert re.search(r"2 finished, mean return -[\d.]+, 200 steps each\n", output)
     assert cli.main(["env", "check", "tests.envs.counting:Colour-v0", "--steps", "30", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["steps"], found["terminated"], found["truncated"]) == (30, 4, 0)

@@ -53,12 +53,10 @@ def learner():
         raise ValueError("clamp takes a number")
     if behaviour == "silent":
         time.sleep(600)  # longer than any test waits
-    steps, most = (
-        0,
-        2000
-        if behaviour in ("finish", "high-rate", "idle", "slow-end", "dies-of-updates", "dies-once")
-        else 1900,
-    )
+    if behaviour == "slow-start":
+        time.sleep(1.0)  # several lines of the log
+    ending = ("finish", "high-rate", "idle", "slow-start", "slow-end", "dies-of-updates", "dies-once")
+    steps, most = 0, 2000 if behaviour in ending else 1900
     while steps < 2000:
         steps = min(steps + 100, most)
         with contextlib.suppress(OSError):  # a full disk ends no learner

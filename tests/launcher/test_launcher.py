@@ -110,6 +110,12 @@ def test_a_complete_run_ends_by_itself(launch):
     assert 'id = "gym:CartPole-v1"' in run.text("config.toml")
 
 
+def test_that_a_run_starts_is_said_once(launch):
+    code, output = launch("slow-start").wait()
+    assert code == 0, output
+    assert output.count("| starting: services load") == 1, output
+
+
 def test_what_the_end_waits_for_is_said_once(launch):
     code, output = launch("slow-end").wait()
     assert code == 0, output
