@@ -88,7 +88,8 @@ class Maze(gymnasium.Env):
 
     def step(self, action):
         self.place = max(0, self.place + 2 * int(action) - 1)
-        return min(self.place, self.size - 1), -0.1, self.place >= self.size - 1, False, {}
+        out = self.place == self.size - 1
+        return self.place, 1.0 if out else -0.1, out, False, {}
 
 
 gymnasium.register("Maze-v0", Maze, max_episode_steps=50)
