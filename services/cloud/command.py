@@ -132,7 +132,7 @@ def table(lines: Sequence[Line], prices: Prices, hours: float, rate: float | Non
     """The estimate as lines of text."""
     width = max(len(line.what) for line in lines)
     shown = [f"prices of {prices.date}, {prices.region}: {prices.source}", ""]
-    shown.append(f"{'dollars':<{12 + width}}{'an hour':>9}{f'{hours:,.3g} h':>11}{'on demand':>11}")
+    shown.append(f"{'dollars':<{12 + width}}{'an hour':>9}{f'{figure(hours)} h':>11}{'on demand':>11}")
 
     def row(part: str, what: str, hourly: float, total: float, on_demand: float) -> str:
         return f"{part:<11} {what:<{width}}{hourly:9.3f}{total:11.3f}{on_demand:11.3f}"
@@ -145,8 +145,16 @@ def table(lines: Sequence[Line], prices: Prices, hours: float, rate: float | Non
     if rate is not None:
         million = million_steps_usd(lines, rate)
         steps = rate * hours * 3600.0
-        shown += ["", f"per million steps {million:.3g}: {steps / 1e6:,.3g} million at {rate:,.0f} a second"]
+        shown += [
+            "",
+            f"per million steps {million:.3g}: {figure(steps / 1e6)} million at {rate:,.0f} a second",
+        ]
     return [*shown, "not counted: logs, requests, and what passes through the NAT gateway"]
+
+
+def figure(value: float) -> str:
+    """Three digits, and as many as it has before the point: never 2e+03."""
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def _values(lines: Sequence[Line], prices: Prices, hours: float, rate: float | None) -> dict[str, object]:

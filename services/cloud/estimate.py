@@ -108,7 +108,7 @@ def _disks(layout: Layout, prices: Prices, counts: Mapping[str, int]) -> Line:
     gb = sum(count * disk_gb.get(role, layout.actor_disk_gb) for role, count in counts.items())
     gb += layout.replay_shards * layout.replay_volume_gb  # which stay when machines go
     usd = gb * prices.of_month("gp3_gb")
-    return Line("disks", f"{gb} GB", usd, usd)
+    return Line("disks", f"{gb:,} GB", usd, usd)
 
 
 def _network(layout: Layout, prices: Prices, machines: int) -> Line:

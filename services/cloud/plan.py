@@ -15,7 +15,7 @@ from troupe.common.config import load_layers
 from troupe.common.errors import ConfigError
 from troupe.common.permits import VARIABLE, modules_of
 from troupe.common.runtime.files import readable
-from troupe.services.cloud.command import machines, table
+from troupe.services.cloud.command import figure, machines, table
 from troupe.services.cloud.goal import parse_goal
 from troupe.services.cloud.layout import Layout, parse_variables
 from troupe.services.cloud.prices import TERRAFORM
@@ -70,7 +70,7 @@ def make_plan(options: argparse.Namespace, overrides: Mapping[str, Any]) -> Plan
             "with what ending takes left: give more, or choose cheaper machines with --var"
         )
     actors = "1 actor" if layout.actors == 1 else f"{layout.actors} actors"
-    told.append(f"the budget lasts {lasting / 3600.0:.3g} hours with {actors}")
+    told.append(f"the budget lasts {figure(lasting / 3600.0)} hours with {actors}")
     record = Record(
         run=aws_name(options.preset, time.strftime("%m%d%H%M%S")),
         preset=options.preset,

@@ -157,6 +157,12 @@ def test_the_command_prints_the_list_with_its_date(out: pytest.CaptureFixture[st
     parts = ["learner", "replay", "actors", "evaluator", "disks", "network", "bucket", "traffic", "fixed"]
     assert re.findall(r"^(\w+) .* [\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE) == [*parts, "total"]
     assert "per million steps" not in text
+    words = ["--hours", "2000", "--steps-per-second", "600_000", "--replay.shards", "14"]
+    assert cli.main(["cloud", "estimate", "pong-apex-paper", *words]) == 0
+    text = out.readouterr().out
+    assert " 2,000 h " in text
+    assert ": 4,320,000 million at 600,000 a second" in text
+    assert "e+0" not in text
 
 
 def test_a_rate_gives_dollars_per_million_steps_and_the_hours(out: pytest.CaptureFixture[str]) -> None:
