@@ -28,7 +28,7 @@ def board_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="troupe board",
-        description="Serves one web page for runs: all runs and their differences, returns with bands "
+        description="Serve one web page for runs: all runs and their differences, returns with bands "
         "over seeds, any metric, notes. The only thing that it changes in a run is its note. Needs the "
         "extra `board`.",
     )

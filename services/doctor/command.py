@@ -25,9 +25,9 @@ def doctor_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="troupe doctor",
-        description="Checks ports, keys, limits, disk, processor, GPU and packages of this machine; with "
+        description="Check ports, keys, limits, disk, processor, GPU and packages of this machine; with "
         "RUN also a run directory; with ADDRESS also a running run with its members, clocks "
-        "and versions, by asking its learner as a viewer. Prints one line per check: the "
+        "and versions, by asking its learner as a viewer. Print one line per check: the "
         "subject, the figure, what to do. "
         f"Exit code {FOUND} if something is wrong, otherwise 0.",
     )

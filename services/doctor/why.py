@@ -18,8 +18,8 @@ def why_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="troupe why",
-        description="Says why a run does not learn, from its record: inputs, rewards, units, the "
-        "optimiser's steps, entropy, values, experience. Prints one line per finding, the likeliest "
+        description="Say why a run does not learn, from its record: inputs, rewards, units, the "
+        "optimiser's steps, entropy, values, experience. Print one line per finding, the likeliest "
         "first: the problem, the figure, why it matters, and the field that helps. Runs may still be "
         "running or have ended.",
     )

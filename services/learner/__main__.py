@@ -31,11 +31,11 @@ def main_parser() -> Parser:
     parser = Parser(
         takes_fields=True,
         prog="troupe learner",
-        description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, from "
-        "the preset and TROUPE_SECTION__FIELD variables; without PRESET it reads config.toml in RUN_DIR. "
-        "With PRESET and --resume it begins the run or continues it, so that one command line serves for "
-        "every start. --SECTION.FIELD VALUE sets a field of the configuration, as in `troupe train`. With "
-        "--join it shares the batches of a run that another learner has, and needs none of these.",
+        description="Run the learner of the run in RUN_DIR. With PRESET, begin a new run there, from the "
+        "preset and TROUPE_SECTION__FIELD variables; without PRESET, read config.toml in RUN_DIR. With "
+        "PRESET and --resume, begin the run or continue it, so that one command line serves for every "
+        "start. --SECTION.FIELD VALUE sets a field of the configuration, as in `troupe train`. With --join, "
+        "share the batches of another learner's run; none of these is needed then.",
     )
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="preset of a new run")
     parser.add_argument("--run-dir", type=Path, help="the run directory")

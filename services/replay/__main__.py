@@ -46,7 +46,7 @@ def status_parser() -> Parser:
     """Return the parser of `troupe replay status`."""
     parser = Parser(
         prog="troupe replay status",
-        description="Prints the status of a running shard. If the shard has keys, --keys needs those of "
+        description="Print the status of a running shard. If the shard has keys, --keys needs those of "
         "the viewer.",
     )
     parser.add_argument("address", metavar="ADDRESS", help="of the shard, such as tcp://127.0.0.1:5560")
@@ -74,7 +74,7 @@ def snapshot_parser() -> Parser:
     """Return the parser of `troupe replay snapshot`."""
     parser = Parser(
         prog="troupe replay snapshot",
-        description="Makes a running shard copy its items, and waits for it. If the shard has keys, "
+        description="Make a running shard copy its items, and wait for it. If the shard has keys, "
         "--keys needs those of the learner.",
     )
     parser.add_argument("address", metavar="ADDRESS", help="of the shard, such as tcp://127.0.0.1:5560")

@@ -90,7 +90,7 @@ def serve_parser() -> Parser:
     parser = Parser(
         fields=FIELDS_AT_LEARNER,
         prog="troupe replay serve",
-        description="Runs a replay shard: by itself, or in the run of the learner at ADDRESS, whose "
+        description="Run a replay shard: by itself, or in the run of the learner at ADDRESS, whose "
         "configuration then decides about tables and bytes.",
     )
     parser.add_argument(

@@ -38,7 +38,6 @@ RUNS = {
     "README.md": {"pong-ppo-20260102-030405": "cartpole"},
     "docs/board.md": {"my-run": "cartpole"},
     "docs/models.md": {"pong-ppo-1": "pong"},
-    "docs/sweeps.md": {"cartpole": "cartpole"},
     "docs/troubleshooting.md": {"my-run": "cartpole"},
 }
 """What a reader has in `runs` who comes to a page, and the training that it is from."""
