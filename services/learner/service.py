@@ -75,7 +75,7 @@ COLLECT_S = 0.02
 LAST_COLLECT_S = 2.0
 """The same for those that have come when the run stops."""
 FINAL_EVALUATION_S = 600.0
-"""How long the end of a run waits for the last evaluation: whole games of a good Atari policy take minutes."""
+"""How long a run waits at its end for the last evaluation: games of a good Atari policy take minutes."""
 PEERS_START_S = 60.0
 """How long a run waits for the other learners that it begins with."""
 EVALUATOR_START_S = 60.0
