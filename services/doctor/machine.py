@@ -155,7 +155,7 @@ def processor(config: Config) -> Iterator[Check]:
     has = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "sve") if name in flags]
     fast = bool({"avx512_bf16", "amx_bf16", "bf16"} & flags)
     follows = (
-        "bfloat16 is computed by the hardware: agent.compute_dtype auto, where there is one, may choose it"
+        "bfloat16 in hardware: an algorithm with agent.compute_dtype = auto may choose it"
         if fast
         else "no bfloat16 in hardware: leave agent.compute_dtype at float32 or auto"
     )

@@ -76,7 +76,7 @@ def _holder(port: int) -> tuple[str, bool]:
 def keys(directory: str) -> Iterator[Check]:
     """Whether the keys at hand can be used, by whom, and whether the allow-list lets them in."""
     if not directory:
-        yield Check("keys", "--keys", "none: services talk over loopback and ipc only")
+        yield Check("keys", "--keys", "not given; services talk over loopback and ipc only")
         return
     folder = Path(directory).expanduser()
     allowed: AllowList | None = None
