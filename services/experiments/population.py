@@ -25,8 +25,9 @@ _AGAIN = 0.25
 """Probability with which a field of a copy is drawn again instead of multiplied."""
 # Fixed: the same scores mean the same copies, on every machine and after every interruption.
 _SEED = 0x9B7
-# Tunable, and yet nothing that a run could go on with: what makes runs comparable, and how a run begins.
-_FIXED = ("run.", "learner.init_")
+# What a run learns with. Tunable fields of other sections make runs comparable, or are of the machine:
+# processes, devices, periods, paths.
+_SECTIONS = ("agent", "replay")
 
 
 def check(source: str, space: Space, config: Config, members: int, interval_steps: int) -> None:
@@ -40,11 +41,11 @@ def check(source: str, space: Space, config: Config, members: int, interval_step
     for name in space:
         section, _, field = name.partition(".")
         role = role_of(type(getattr(config, section)), field.partition(".")[0])  # env.kwargs.X is of a table
-        if role == "structural" or name.startswith(_FIXED):
-            why = "it is structural" if role == "structural" else "it is of the run as a whole"
+        if role != "tunable" or section not in _SECTIONS:
+            why = f"it is of [{section}]" if role == "tunable" else f"it is {role}"
             raise ConfigError(
-                f"{source}: {name} cannot change in the middle of a run ({why}), so a population cannot "
-                "explore it: take it out of [sweep.search]"
+                f"{source}: a population cannot explore {name} ({why}), only tunable fields of "
+                f"{' and '.join(f'[{each}]' for each in _SECTIONS)}: take it out of [sweep.search]"
             )
     if interval_steps >= config.run.total_steps:
         raise ConfigError(

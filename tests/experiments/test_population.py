@@ -295,18 +295,16 @@ def test_no_copy_is_made_and_none_goes_on_while_an_earlier_call_s_run_stops(trai
 @pytest.mark.parametrize(
     ("search", "words", "message"),
     [
-        (
-            "agent.mlp_units = [[64], [32]]",
-            "",
-            "agent.mlp_units cannot change in the middle of a run (it",
-        ),
+        ("agent.mlp_units = [[64], [32]]", "", "cannot explore agent.mlp_units (it is structural)"),
         (
             "env.kwargs.sutton_barto_reward = [true, false]",
             "",
-            "env.kwargs.sutton_barto_reward cannot change in the middle of a run (it is structural)",
+            "cannot explore env.kwargs.sutton_barto_reward (it is structural), only tunable fields",
         ),
-        ("run.total_steps = [90_000, 80_000]", "", "run.total_steps cannot change in the middle of a run"),
-        ("learner.init_optimizer = [true, false]", "", "learner.init_optimizer cannot change in the middle"),
+        ("run.total_steps = [90_000, 80_000]", "", "cannot explore run.total_steps (it is of [run])"),
+        ("learner.init_from = ['a', 'b']", "", "cannot explore learner.init_from (it is of [learner])"),
+        ("actor.processes = {low = 1, high = 4}", "", "cannot explore actor.processes (it is of [actor])"),
+        ("net.metrics_port = [9000, 9001]", "", "cannot explore net.metrics_port (it is operational)"),
         ("agent.gamma = [0.9, 0.99]", "--trials 1", "two runs at least"),
         ("agent.gamma = [0.9, 0.99]", "--population 100_000", "lower interval_steps"),
         ("agent.gamma = [0.9, 0.99]", "--population soon", "should be a number of steps"),
