@@ -59,9 +59,19 @@ class Claims:
         self._clock = clock
         self._me = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
         self._mine: dict[str, int] = {}
+        self._given_back: dict[str, tuple[int, str, str]] = {}  # and not written yet
         self._beats = 0
         self._next_beat_s = 0.0
         self._seen: dict[str, tuple[int, bytes, float]] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether a run is this process's, as far as that knows."""
+        return name in self._mine
+
+    @property
+    def owes(self) -> bool:
+        """Whether the others have still to be told what became of a run."""
+        return bool(self._given_back)
 
     def take(self, name: str, *, again: int = -1) -> bool:
         """Claim a run; returns whether it is this process's now.
@@ -93,22 +103,34 @@ class Claims:
 
     def beat(self) -> list[str]:
         """Keep the claims of this process, now and then; returns the runs that it has lost."""
+        self._say_given_back()
         if self._clock() < self._next_beat_s:
             return []
-        self._next_beat_s = self._clock() + BEAT_S
         self._beats += 1
         lost = [name for name, number in self._mine.items() if self._path(name, number + 1).exists()]
         for name in lost:
             del self._mine[name]
+        if lost:
+            return lost  # at once: what follows may fail, and those runs still train
         for name, number in self._mine.items():
             self._write(name, number, HELD)
-        return lost
+        self._next_beat_s = self._clock() + BEAT_S  # one that failed is made again at once
+        return []
 
     def give_back(self, name: str, state: str = FREE, error: str = "") -> None:
-        """Say what became of a run of this process: `done`, `failed`, or `free` for whoever wants it."""
+        """Say what became of a run of this process: `done`, `failed`, or `free` for whoever wants it.
+
+        Where that cannot be written now (OSError), the next `beat` does.
+        """
         number = self._mine.pop(name, None)
         if number is not None:
+            self._given_back[name] = number, state, error
+        self._say_given_back()
+
+    def _say_given_back(self) -> None:
+        for name, (number, state, error) in list(self._given_back.items()):
             self._write(name, number, state, error)
+            del self._given_back[name]
 
     def _read(self, name: str, number: int) -> Claim:
         try:

@@ -66,7 +66,10 @@ class Job:
         """What its directory says; None before it has begun."""
         try:
             return read_run(self.run_dir) if is_run(self.run_dir) else None
-        except ConfigError:
+        except ConfigError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                raise  # nobody knows what is there
             return None  # its configuration is being written
 
     def check_place(self) -> None:
@@ -116,8 +119,8 @@ class Job:
         code = None if self._process is None else self._process.poll()
         if code is None:
             return False
-        self._process = None
         run = self.run()
+        self._process = None
         # Its exit code is that of a run that was stopped, which would count as failed.
         if self.state in ("pruned", "paused"):
             return True

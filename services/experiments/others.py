@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from troupe.common.errors import ConfigError, PeerError
 from troupe.services.experiments.claims import FREE, HELD, Claims
 from troupe.services.experiments.jobs import Job
 
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     from troupe.services.experiments.sweep import Runner
 
 _LOOK_S = 2.0
+PATIENCE_S = 600.0
+"""With a file system that fails: a server of files is back within minutes."""
 
 
 class Others:
@@ -28,6 +33,7 @@ class Others:
         self._runner = runner
         self._claims = Claims(runner.folder)
         self._next_s = 0.0
+        self._failing_since_s: float | None = None
         newest = self._claims.newest()
         self._again: dict[str, int] = {}
         for job in runner.jobs:
@@ -41,9 +47,15 @@ class Others:
             elif claim.state in ("failed", "done"):  # done with fewer steps than are wanted now
                 self._again[job.name] = claim.number
 
+    @property
+    def wait(self) -> bool:
+        """Whether they have still to be told what became of a run."""
+        return self._claims.owes
+
     def take(self, job: Job) -> bool:
         """Claim a run that is to begin; returns whether this process has it now."""
-        taken = self._claims.take(job.name, again=self._again.get(job.name, -1))
+        # It has the claim already where it failed to start the run.
+        taken = self._claims.has(job.name) or self._claims.take(job.name, again=self._again.get(job.name, -1))
         if taken:
             self._again.pop(job.name, None)
         else:
@@ -74,3 +86,31 @@ class Others:
         """Say what became of a run of this process."""
         is_over = job.state in ("done", "failed")
         self._claims.give_back(job.name, job.state if is_over else FREE, job.error)
+
+    @contextlib.contextmanager
+    def patient(self, *, ending: bool = False) -> Iterator[None]:
+        """Around what is done again at the next look where the file system fails: one of a network may.
+
+        Args:
+            ending: nothing is raised: the runner ends, and does without what fails.
+
+        Raises:
+            PeerError: it has failed for too long.
+        """
+        try:
+            yield
+        except (OSError, ConfigError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(cause, OSError):
+                raise
+            now_s, folder = time.monotonic(), self._runner.folder
+            if self._failing_since_s is None:
+                self._failing_since_s = now_s
+                self._runner.say(f"the file system of {folder} fails, and is tried again: {cause}")
+            if now_s - self._failing_since_s > PATIENCE_S and not ending:
+                raise PeerError(
+                    f"the file system of {folder} has failed for {PATIENCE_S / 60:.0f} minutes ({cause}): "
+                    "mend it, then repeat the command, which resumes the runs"
+                ) from error
+        else:
+            self._failing_since_s = None

@@ -244,29 +244,39 @@ class Runner:
         self.save()
         try:
             while not self._stop and not self._all_over():
-                if self.others is not None:
-                    self.others.look()
-                self._start_some()
-                for job in self.jobs:
-                    if job.poll():
-                        self._ended(job)
-                    # Pruned before it ends, so that `poll` does not take the stop for one from outside.
-                    elif self.study is not None and job.state == "running" and self.study.look(job):
-                        job.state = "pruned"
-                        job.stop()
-                    elif self.course is not None and job.state == "running":
-                        self.course.look(job)
-                self._tell()
+                with self._patient():
+                    self._look()
                 self._stop.wait(_POLL_S)
         finally:
             # In `finally`: an exception of the runner, as of a full disk, must not leave trainings that
             # nobody watches.
             self._stop_all()
-            self.save()
+            with self._patient(ending=True):
+                self.save()
+
+    def _look(self) -> None:
+        """Start what may begin, and take in what has ended. Where it is shared, a failed look is repeated."""
+        if self.others is not None:
+            self.others.look()
+        self._start_some()
+        for job in self.jobs:
+            if job.poll():
+                self._ended(job)
+            # Pruned before it ends, so that `poll` does not take the stop for one from outside.
+            elif self.study is not None and job.state == "running" and self.study.look(job):
+                job.state = "pruned"
+                job.stop()
+            elif self.course is not None and job.state == "running":
+                self.course.look(job)
+        self._tell()
+
+    def _patient(self, *, ending: bool = False) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.others is None else self.others.patient(ending=ending)
 
     def _all_over(self) -> bool:
         # A pruned trial still writes its checkpoint; the next call would find its directory in use.
         over = all(job.state in _OVER and not job.alive for job in self.jobs)
+        over = over and not (self.others is not None and self.others.wait)
         return over and len(self.jobs) >= self.planned
 
     def _start_some(self) -> None:
@@ -300,6 +310,8 @@ class Runner:
         # not end.
         if job.state == "stopped" and not self._stop:
             job.state, job.error = "failed", "stopped from outside"
+        if self.others is not None:  # first: whatever fails below, the others are told
+            self.others.ended(job)
         run = job.run()
         if self.course is not None:
             self.course.ended(job)
@@ -307,8 +319,6 @@ class Runner:
             if self._stop and job.state == "done" and (run is None or run.score is None):
                 job.state = "stopped"  # before its last games ended: it is tried again
             self.study.tell(job)
-        if self.others is not None:
-            self.others.ended(job)
         words = f"{job.name}: {job.state}"
         if job.error:
             words += f": {job.error}"
@@ -331,12 +341,14 @@ class Runner:
         # passed on.
         deadline_s, signals = time.monotonic() + _STOP_S, self._stop.signals
         while any(job.alive for job in running) and time.monotonic() < deadline_s:
-            if self.others is not None:
-                self.others.look()
+            with self._patient(ending=True):
+                if self.others is not None:
+                    self.others.look()
             for job in running:
-                if job.poll():
-                    self._ended(job)
-                elif self._stop.signals > signals:
+                with self._patient(ending=True):
+                    if job.poll():
+                        self._ended(job)
+                if job.alive and self._stop.signals > signals:
                     job.stop()
             signals = self._stop.signals
             time.sleep(0.1)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from troupe.common.config import load_config
@@ -14,6 +17,7 @@ from troupe.common.config.names import canonical
 from troupe.common.config.presets import preset_id
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
+from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.parser import Parser, integer
 from troupe.services.experiments import checks, ending, plan, suites
 from troupe.services.experiments import sweep as running
@@ -59,6 +63,9 @@ def sweep(words: Sequence[str]) -> int:
     # A second signal must not end this process: the runs are children that still write checkpoints, see
     # `Runner._stop_all`.
     stop = StopSignal(force_after_s=None).install()
+    if options.share:
+        # Suspended alone, it would leave its runs training while its claims grow stale.
+        signal.signal(signal.SIGTSTP, _stay)
     with running.claimed(folder, shared=options.share):
         runner = running.Runner(
             wanted, folder, stop, totals, retry=options.retry, changed=changed, shared=options.share
@@ -76,6 +83,9 @@ def sweep(words: Sequence[str]) -> int:
         if runner.study is not None:
             print("\n".join(ending.best_trial(runner.study, wanted, folder)))
         print("\n".join(ending.how_to_go_on(runner.jobs, folder)), flush=True)
+    # Neither a good end nor a failed one: who starts it where another was stopped looks at the code.
+    if options.share and runner.unfinished:
+        return INTERRUPTED
     ending.check_failures(runner.jobs, folder, is_study=wanted.is_study)
     return 0
 
@@ -119,7 +129,12 @@ def sweep_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "source", metavar="FILE | PRESET", nargs="?", help="TOML file with a section [sweep], or a preset"
     )
-    parser.add_argument("--seeds", type=_seeds, metavar="N | A,B", help="number of seeds, or a list of seeds")
+    parser.add_argument(
+        "--seeds",
+        type=_option(_seeds, "a number, or several with commas"),
+        metavar="N | A,B",
+        help="number of seeds, or a list of seeds",
+    )
     parser.add_argument(
         "--suite",
         metavar="NAME | FILE",
@@ -128,7 +143,7 @@ def sweep_parser() -> argparse.ArgumentParser:
     parser.add_argument("--parallel", type=integer(1, 64), metavar="N", help="runs at a time (default: 1)")
     parser.add_argument(
         "--grid",
-        type=_grid,
+        type=_option(plan.grid_option, "a field and its values, agent.learning_rate=1e-3,3e-4"),
         action="append",
         default=[],
         metavar="FIELD=A,B",
@@ -137,14 +152,14 @@ def sweep_parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=integer(1), metavar="N", help="of [sweep.search]")
     parser.add_argument(
         "--halving",
-        type=_halving,
+        type=_option(plan.halving_option, "steps, or steps and of how many trials one goes on: 10_000,3"),
         metavar="STEPS[,ETA]",
         help="compare trials after STEPS, then after ETA times as many each (default: 3); the best 1/ETA "
         "continue",
     )
     parser.add_argument(
         "--population",
-        type=_population,
+        type=_option(lambda text: {"interval_steps": int(text)}, "a number of steps"),
         metavar="STEPS",
         help="population-based training: every STEPS, the worst quarter of the trials go on as copies of the "
         "best, with other values",
@@ -176,36 +191,24 @@ def sweep_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _option(read: Callable[[str], Any], form: str) -> Callable[[str], Any]:
+    """The type of an option: what `read` makes of its text. Where that is a ValueError, `form` is named."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"should be {form}, not {text!r}") from None
+
+    return parsed
+
+
 def _seeds(text: str) -> int | list[int]:
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"should be a number, or several with commas, not {text!r}"
-        ) from None
-    return numbers[0] if "," not in text else numbers
+    numbers = [int(word) for word in text.split(",")]
+    return numbers if "," in text else numbers[0]
 
 
-def _grid(text: str) -> tuple[str, list[Any]]:
-    try:
-        return plan.grid_option(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"should be a field and its values, agent.learning_rate=1e-3,3e-4, not {text!r}"
-        ) from None
-
-
-def _halving(text: str) -> dict[str, int]:
-    try:
-        return plan.halving_option(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"should be steps, or steps and of how many trials one goes on: 10_000,3, not {text!r}"
-        ) from None
-
-
-def _population(text: str) -> dict[str, int]:
-    try:
-        return {"interval_steps": int(text)}
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"should be a number of steps, not {text!r}") from None
+def _stay(number: int, frame: FrameType | None) -> None:
+    # Not `print`, which what was interrupted may be in the midst of.
+    with contextlib.suppress(OSError):
+        os.write(2, b"a shared sweep is not suspended: others would take its runs; Ctrl-C stops it\n")

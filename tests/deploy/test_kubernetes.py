@@ -19,6 +19,7 @@ import pytest
 from tests.deploy.conftest import ROOT, run
 from troupe.common.config import load_config
 from troupe.common.errors import ConfigError
+from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.wire.security.keys import make_keys
 from troupe.services.experiments import checks, plan
 from troupe.services.experiments.ending import SweepError
@@ -220,9 +221,11 @@ def test_pods_of_a_sweep_share_it(folder: Path) -> None:
     assert of_kind(found, "ConfigMap")[name]["data"].keys() == {file.name}
     claim = volumes[mounts[str(options.dir.parent)]]["persistentVolumeClaim"]["claimName"]
     assert of_kind(found, "PersistentVolumeClaim")[claim]["spec"]["accessModes"] == ["ReadWriteMany"]
-    # What no other start would mend ends the job, and an eviction does not.
-    ignored, final = spec["podFailurePolicy"]["rules"]
-    assert ignored["onPodConditions"] == [{"type": "DisruptionTarget"}]
+    # What no other start would mend ends the job; an eviction and a stop do not, nor do they count.
+    evicted, stopped, final = spec["podFailurePolicy"]["rules"]
+    assert evicted["onPodConditions"] == [{"type": "DisruptionTarget"}]
+    assert stopped["onExitCodes"]["values"] == [INTERRUPTED]
+    assert {evicted["action"], stopped["action"]} == {"Ignore"}
     assert final["onExitCodes"]["values"] == [ConfigError.exit_code, SweepError.exit_code]
     assert (final["action"], final["onExitCodes"]["containerName"]) == ("FailJob", container["name"])
     wanted = plan.read(str(KUBERNETES / "sweep" / file.name), {}, {})

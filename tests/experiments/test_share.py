@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,11 +17,12 @@ import pytest
 import troupe.services.__main__ as cli
 from tests.experiments.sweeps import ROOT, RUN_S, states
 from tests.experiments.trainer import Trainer
-from tests.harness import end_tree, until
-from troupe.common.errors import ConfigError
+from tests.harness import PATIENCE_S, end_tree, until
+from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import read_status
-from troupe.services.experiments import plan
+from troupe.common.runtime.lifecycle import INTERRUPTED
+from troupe.services.experiments import claims, others, plan
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.claims import BEAT_S, LEASE_S, Claims
 
@@ -170,6 +172,108 @@ def test_two_runners_share_the_runs_and_both_know_how_all_ended(tmp_path, monkey
     more = running.Runner(sweep, tmp_path / "s", StopSignal(), dict.fromkeys(totals, 1100), shared=True)
     more.run()
     assert len(Trainer.begun) == 13
+
+
+class Breaking(StopSignal):
+    """Claims are out of reach from one moment of a runner on, for some moments: its waits, ends of polls."""
+
+    def __init__(self, folder, first, moments):
+        super().__init__()
+        self.claims, self.away = folder / "claims", folder / "away"
+        self.first, self.last, self.moment = first, first + moments, 0
+
+    def wait(self, timeout_s=0.0):
+        self.moment += 1
+        if self.moment == self.first:
+            self.claims.rename(self.away)
+            self.claims.touch()  # a file: whatever is done in it is an OSError
+        if self.moment == self.last:
+            self.claims.unlink()
+            self.away.rename(self.claims)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Runs without processes, and runners that look at the claims each time."""
+    monkeypatch.setattr(running, "_POLL_S", 0.0)
+    monkeypatch.setattr(running, "Job", Trainer)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(claims, "BEAT_S", 0.0)
+    monkeypatch.setattr(others, "_LOOK_S", 0.0)
+    monkeypatch.setattr(Trainer, "begun", [])
+    monkeypatch.setattr(Trainer, "total_steps", 50)
+
+
+def test_a_file_system_that_fails_for_a_while_ends_no_runner(tmp_path, quick, monkeypatch, capsys):
+    def polled(job):
+        ended = poll(job)
+        stop.wait()
+        return ended
+
+    poll = Trainer.poll
+    monkeypatch.setattr(Trainer, "poll", polled)
+    for first in itertools.count(1):
+        folder = tmp_path / f"{first}"
+        folder.mkdir()
+        sweep, totals = shared_sweep(folder, rates=(0.01, 0.02))
+        stop = Breaking(folder / "s", first, moments=7)
+        Trainer.begun.clear()
+        running.Runner(sweep, folder / "s", stop, dict.fromkeys(totals, 50), shared=True).run()
+        assert [name for name, _, _ in Trainer.begun] == list(totals)
+        assert set(states(folder / "s").values()) == {"done"}
+        if "fails, and is tried again: [Errno 20]" not in capsys.readouterr().out:
+            break  # it was over
+        assert {claim.state for claim in Claims(folder / "s").newest().values()} == {"done"}
+    assert first > 15
+
+
+def test_a_file_system_that_fails_for_too_long_ends_the_runner_and_its_runs(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(others, "PATIENCE_S", 0.0)
+    sweep, totals = shared_sweep(tmp_path)
+    stop = Breaking(tmp_path / "s", 2, moments=1000)
+    runner = running.Runner(sweep, tmp_path / "s", stop, dict.fromkeys(totals, 50), shared=True)
+    with pytest.raises(
+        PeerError, match=r"the file system of .* has failed for .*repeat the command"
+    ) as caught:
+        runner.run()
+    assert "\n" not in str(caught.value)
+    assert not any(job.alive for job in runner.jobs)
+
+
+_ENDLESS = """
+import sys
+from tests.experiments.trainer import Trainer
+from troupe.services.experiments import sweep
+from troupe.services.__main__ import main
+
+sweep.Job, sweep._POLL_S, Trainer.total_steps = Trainer, 0.1, 10**9
+Trainer.crash = {("learning_rate=0.01", 25)}
+sys.exit(main(["sweep", *sys.argv[1:]]))
+"""
+
+
+def test_a_runner_is_not_suspended_and_its_code_says_that_it_was_told_to_stop(tmp_path):
+    words = ["cartpole-ppo", "--share", "--grid", "agent.learning_rate=0.01,0.02,0.03", "--dir", "s"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until((tmp_path / "s" / "claims" / "learning_rate=0.02.0").exists)
+        process.send_signal(signal.SIGTSTP)
+        assert "a shared sweep is not suspended" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    finally:
+        end_tree(process)
+    # Neither 0 nor 6, though a run has failed: the sweep is not over.
+    assert process.returncode == INTERRUPTED, stderr
+    assert list(states(tmp_path / "s").values()) == ["failed", "stopped", "waiting"]
+    assert "go on: " in stdout
 
 
 def test_another_sweep_in_the_same_directory_is_refused(tmp_path):
