@@ -10,6 +10,7 @@ from troupe.common.config.text import format_value
 from troupe.common.runtime.checkpoint import load_newest, newest_meta, save_checkpoint
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, make_directory, run_config
 from troupe.services.experiments import report
+from troupe.services.experiments.course import Course
 from troupe.services.experiments.groups import short_names
 from troupe.services.experiments.jobs import Job
 from troupe.services.experiments.plan import Planned
@@ -23,23 +24,17 @@ if TYPE_CHECKING:
 _KEEP = 3
 
 
-class Generations:
-    """A course of a sweep's runs, see `troupe.services.experiments.sweep.Course`.
-
-    Args:
-        runner: of the sweep.
-        record: what an earlier call has recorded; empty: none.
-        totals: steps of every run.
-    """
+class Generations(Course):
+    """See the base class."""
 
     key = "population"
 
     def __init__(self, runner: Runner, record: Mapping[str, Any], totals: Mapping[str, int]) -> None:
+        super().__init__(runner, record, totals)
         sweep = runner.sweep
         assert sweep.section.population is not None
         space = sweep.space
         initial = {each.name: {name: each.fields[name] for name in space} for each in sweep.runs()}
-        self._runner, self._total = runner, min(totals.values())
         self.population = Population(space, initial, sweep.section.population.interval_steps)
         if record:
             self.population.restore(record)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from troupe.services.experiments import report
+from troupe.services.experiments.course import Course
 from troupe.services.experiments.halving import Halving, rungs_of
 from troupe.services.experiments.jobs import Job
 
@@ -13,34 +14,22 @@ if TYPE_CHECKING:
     from troupe.services.experiments.sweep import Runner
 
 
-class Rungs:
-    """A course of a sweep's runs, see `troupe.services.experiments.sweep.Course`.
-
-    Args:
-        runner: of the sweep.
-        record: what an earlier call has recorded; empty: none.
-        totals: steps of every run.
-    """
+class Rungs(Course):
+    """See the base class."""
 
     key = "halving"
 
     def __init__(self, runner: Runner, record: Mapping[str, Any], totals: Mapping[str, int]) -> None:
+        super().__init__(runner, record, totals)
         wanted = runner.sweep.section.halving
         assert wanted is not None
-        self._runner = runner
-        self._halving = Halving(
-            rungs_of(wanted.first_steps, wanted.eta, next(iter(totals.values()))), wanted.eta
-        )
+        self._halving = Halving(rungs_of(wanted.first_steps, wanted.eta, self._total), wanted.eta)
         if record:
             self._halving.restore(record, totals)
 
     def record(self) -> dict[str, Any]:
         """Everything, for the next call."""
         return self._halving.record()
-
-    def planned(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """A trial keeps its fields."""
-        return fields
 
     def take_up(self, job: Job) -> None:
         """Have a trial wait for its promotion. One that had ended early may be among the best of more."""
@@ -91,10 +80,6 @@ class Rungs:
         if not any(job.alive or job.state in ("waiting", "running") for job in runner.jobs):
             for name in self._paused():
                 by_name[name].state = "pruned"
-
-    def table(self) -> list[str]:
-        """Nothing: states say which trials went on."""
-        return []
 
     def _paused(self) -> list[str]:
         """Trials that may go on: one that still writes its checkpoint has not ended."""

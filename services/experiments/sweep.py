@@ -9,12 +9,13 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import MAX_JSON_BYTES, atomic_write, check_regular, lock_file, make_directory
 from troupe.services.experiments import report, search
+from troupe.services.experiments.course import Course
 from troupe.services.experiments.ending import resume_command
 from troupe.services.experiments.generations import Generations
 from troupe.services.experiments.jobs import Job
@@ -30,37 +31,6 @@ _LINE_S = 60.0
 # How long runs may take to stop: each writes a checkpoint.
 _STOP_S = 120.0
 _OVER = ("done", "failed", "pruned")
-
-
-class Course(Protocol):
-    """What decides, while the runs of a sweep are under way, which of them pause and go on.
-
-    Attributes:
-        key: of its record in that of the sweep.
-    """
-
-    key: str
-
-    def record(self) -> dict[str, Any]:
-        """Everything that the next call needs, as JSON values."""
-
-    def planned(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields that a run has now, of those that it was planned with."""
-
-    def take_up(self, job: Job) -> None:
-        """Give a run of an earlier call the state that it waits in."""
-
-    def look(self, job: Job) -> None:
-        """A run is under way: pause it, if it should."""
-
-    def ended(self, job: Job) -> None:
-        """The process of a run has ended."""
-
-    def go_on(self) -> None:
-        """Have paused runs go on, if they should."""
-
-    def table(self) -> list[str]:
-        """What it has decided, for the end of the sweep."""
 
 
 @contextlib.contextmanager
