@@ -74,6 +74,10 @@ COMMANDS = {
         "write a Minari data set into folders of replay shards",
         "troupe.services.offline.importing:replay_import",
     ),
+    "replay export": Command(
+        "write the whole episodes that replay holds into a Minari data set",
+        "troupe.services.offline.exporting:replay_export",
+    ),
 }
 
 _HEAD = """\

@@ -61,6 +61,14 @@ class Arena:
         self._starts: NDArray[np.int64] = records["starts"]
         self._checked = np.zeros(count, np.uint64)  # commits of chunks that were whole when they were read
 
+    def chunks(self) -> tuple[NDArray[np.int64], NDArray]:
+        """The rows of the chunks that are there now, and copies of their records, oldest first."""
+        rows = np.flatnonzero(self._commits)
+        records = self._records[rows]
+        order = np.argsort(records["commit"])
+        there = order[records["commit"][order] != 0]  # some may have left since
+        return rows[there], records[there]
+
     def gather(
         self,
         rows: NDArray[np.int64],

@@ -54,8 +54,10 @@ def _no_dataset_because(config: Config, agent: Agent) -> str:
 
 def chunks(
     trajectories: Iterable[Trajectory], agent: Agent, chunk_steps: int, reward_clip: str
-) -> Iterator[Chunk]:
-    """The chunks that an agent's accumulator makes of episodes; all items have priority 1.
+) -> Iterator[tuple[Chunk, bool]]:
+    """The chunks that an agent's accumulator makes of episodes, each with whether it is an episode's last.
+
+    All items have priority 1.
 
     Args:
         trajectories: one after the other.
@@ -85,4 +87,4 @@ def chunks(
                 ) from None
             for chunk in made:
                 chunk.priorities = np.ones_like(chunk.priorities)
-                yield chunk
+                yield chunk, step == last

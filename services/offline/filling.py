@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,9 @@ from troupe.common.datasets.trajectory import Trajectory
 from troupe.common.errors import ConfigError, DatasetError
 from troupe.common.wire.replay.codec import decode_insert, encode_insert
 from troupe.services.replay.storage.replay import Replay
+
+MORE, LAST = 2, 3
+"""Incarnations of an episode's inserts, and of its last: so it is known again. Clients' are large numbers."""
 
 
 def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folder: Path) -> int:
@@ -48,15 +52,18 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
             )
             opened.callback(shard.close)
             shards.append(shard)
-        items = 0
-        for number, chunk in enumerate(chunks(trajectories, agent, steps, config.env.reward_clip)):
+        items, inserted = 0, Counter[tuple[int, int]]()
+        made = chunks(trajectories, agent, steps, config.env.reward_clip)
+        for number, (chunk, last) in enumerate(made):
             for spec in agent.fields:
                 if spec.bad_rows(chunk.fields[spec.name]) is not None:
                     limits = "{:g} to {:g}".format(*(spec.limits() or (0, 0)))
                     raise DatasetError(f"the data set has a value of {spec.name} beyond {limits}, or NaN")
-            message = encode_insert(chunk, fields, tables[0].name)
+            shard, incarnation = number % len(shards), LAST if last else MORE
+            inserted[shard, incarnation] += 1
+            message = encode_insert(chunk, fields, tables[0].name, incarnation=incarnation)
             try:
-                shards[number % len(shards)].insert(decode_insert(message, 1 + number // len(shards)))
+                shards[shard].insert(decode_insert(message, inserted[shard, incarnation]))
             except HeldError as error:
                 raise ConfigError(f"cannot write into {folder}: {error}") from None
             items += len(chunk.offsets)

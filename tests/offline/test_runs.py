@@ -6,6 +6,9 @@ import pytest
 
 from tests.launcher.runs import OPTIONS, metric, status
 from tests.offline.test_import import played
+from troupe.common.config import EnvConfig
+from troupe.common.datasets import Dataset
+from troupe.common.envs import make_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = ("--agent.mlp_units", "[16]", "--replay.batch_size", 32, *OPTIONS)
@@ -34,6 +37,17 @@ def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_pat
     assert status(run_dir)["updates"] == 200
     assert "600 items restored" in output
     assert "reading the data set" not in output
+
+    # Replay holds the whole data set, and gives it back.
+    output = start("replay", "export", run_dir, "--minari", "my/again-v0").wait()
+    assert "3 episodes, 600 steps" in output
+    assert "left out: 0 pieces" in output
+    spec = make_spec(EnvConfig(id="gym:Pendulum-v1"))
+    both = zip(*(Dataset(name).trajectories(spec) for name in ("my/pendulum-v0", "my/again-v0")), strict=True)
+    for one, two in both:
+        assert one.obs.tobytes() == two.obs.tobytes()
+        assert one.actions.tobytes() == two.actions.tobytes()
+        assert one.rewards.astype("f4").tobytes() == two.rewards.astype("f4").tobytes()
 
     fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 300)
     output = start("train", "pendulum-iql", *fields, "--replay.min_items", 100, *SMALL).wait()
