@@ -105,6 +105,7 @@ values of `atari-ppo` (those of `pong-ppo` for Pong). `--algo` takes
 * `ppo` (or `policy_gradient`) and [`a2c`](policy-gradient.md#a2c): one agent;
 * `apex`, and as options of it [`dqn`, `double_dqn` and `rainbow`](apex.md#dqn-double-dqn-and-rainbow);
 * `impala`, `pqn`, `r2d2` and `sac`;
+* `td3`, and as options of it [`ddpg`](sac.md#td3-and-ddpg), for continuous actions;
 * `iql` and `td3_bc`, which learn from a data set.
 
 A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` takes your own. If it begins

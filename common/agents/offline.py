@@ -42,6 +42,7 @@ class OfflineConfig(PixelAgentConfig):
 
     takes_any_action = True
     draws_actions = True
+    several_learners = True
     has_values: ClassVar[bool] = False
     """Whether there is a value function beside the critics."""
 

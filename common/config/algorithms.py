@@ -26,6 +26,7 @@ ALGORITHMS: dict[str, str] = {
     "pqn": "troupe.common.agents.pqn:PqnConfig",
     "r2d2": "troupe.common.agents.r2d2:R2d2Config",
     "sac": "troupe.common.agents.sac:SacConfig",
+    "td3": "troupe.common.agents.td3:Td3Config",
     "td3_bc": "troupe.common.agents.td3_bc:Td3BcConfig",
 }
 """Those of this tree."""
@@ -34,7 +35,7 @@ KNOWN_AS = {
     **dict.fromkeys(("dqn", "ddqn", "double_dqn", "dueling_dqn", "rainbow", "ape_x"), "apex"),
     **dict.fromkeys(("ppo", "appo", "a2c", "awr", "vmpo", "v_mpo"), "policy_gradient"),
     **dict.fromkeys(("vtrace", "v_trace"), "impala"),
-    **dict.fromkeys(("ddpg", "td3"), "sac"),
+    "ddpg": "td3",
     "td3bc": "td3_bc",
 }
 """Names that others use, and the algorithm here that is the same or nearest to it."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NAMES = {
     "a2c": "policy_gradient",
     "apex": "apex",
+    "ddpg": "td3",
     "double_dqn": "apex",
     "dqn": "apex",
     "impala": "impala",
@@ -33,6 +34,7 @@ NAMES = {
     "r2d2": "r2d2",
     "rainbow": "apex",
     "sac": "sac",
+    "td3": "td3",
     "td3_bc": "td3_bc",
 }
 """What `--algo` takes, and the algorithm that it means."""
@@ -46,6 +48,7 @@ _DQN = {
 _OF_NAME: dict[str, dict[str, Any]] = {
     "dqn": _DQN,
     "double_dqn": {**_DQN, "agent.double": True},
+    "ddpg": {"agent.critics": 1, "agent.target_noise": 0.0, "agent.policy_period_updates": 1},
     "rainbow": {
         "agent.n_steps": 3,
         "agent.dueling": True,
@@ -100,6 +103,12 @@ _WIDE = {
     "agent.tau": 0.005,
     "agent.gamma": 0.99,
 }
+_TD3 = {
+    **_WIDE,
+    "run.total_steps": 100_000,
+    "replay.min_items": 5_000,
+    "replay.samples_per_insert": 256.0,  # an update for each step
+}
 _IQL, _TD3_BC = {**_WIDE, "agent.expectile": 0.7}, {**_WIDE, "agent.q_weight": 2.5}
 _OWN_ENTROPY = {"agent.target_entropy": "none", "agent.entropy_cost": 1.0}
 _LOST_SIGHT = {"agent.see_last_step": True, "agent.gamma": 0.99}
@@ -120,6 +129,7 @@ _VECTORS = {
     ("sac", "continuous"): _Start("halfcheetah-sac", _SAC),
     ("iql", "discrete"): _Start("pendulum-iql", _IQL),
     ("iql", "continuous"): _Start("pendulum-iql", _IQL),
+    ("td3", "continuous"): _Start("pendulum-td3", _TD3),
     ("td3_bc", "discrete"): _Start("pendulum-td3-bc", _TD3_BC),
     ("td3_bc", "continuous"): _Start("pendulum-td3-bc", _TD3_BC),
 }

@@ -102,7 +102,7 @@ def all_chunks(arenas: Sequence[Arena]) -> NDArray:
     return chunks if len(arenas) == 1 else chunks[np.lexsort((chunks["commit"], chunks["time_s"]))]
 
 
-def read_chunk(arena: Arena, chunk: NDArray) -> dict[str, NDArray] | None:
+def read_chunk(arena: Arena, chunk: np.void) -> dict[str, NDArray] | None:
     """The fields of a chunk, `[entries, ...]` each; None if it is damaged, or has left meanwhile."""
     steps = np.array([chunk["steps"]], np.int32)
     try:

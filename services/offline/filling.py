@@ -59,11 +59,11 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
                 if spec.bad_rows(chunk.fields[spec.name]) is not None:
                     limits = "{:g} to {:g}".format(*(spec.limits() or (0, 0)))
                     raise DatasetError(f"the data set has a value of {spec.name} beyond {limits}, or NaN")
-            shard, incarnation = number % len(shards), LAST if last else MORE
-            inserted[shard, incarnation] += 1
+            index, incarnation = number % len(shards), LAST if last else MORE
+            inserted[index, incarnation] += 1
             message = encode_insert(chunk, fields, tables[0].name, incarnation=incarnation)
             try:
-                shards[shard].insert(decode_insert(message, inserted[shard, incarnation]))
+                shards[index].insert(decode_insert(message, inserted[index, incarnation]))
             except HeldError as error:
                 raise ConfigError(f"cannot write into {folder}: {error}") from None
             items += len(chunk.offsets)

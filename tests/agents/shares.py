@@ -49,6 +49,9 @@ CASES = {
         },
         "vectors",
     ),
+    "iql": ({"algorithm": "iql", "normalize_rewards": True}, "reals"),
+    "td3": ({"algorithm": "td3"}, "reals"),
+    "td3_bc": ({"algorithm": "td3_bc", "policy_period_updates": 1}, "reals"),
     "impala": (
         {"algorithm": "impala", **UNROLLS, "target_entropy": 0.5, "normalize_returns": True},
         "vectors",

@@ -1,4 +1,4 @@
-"""IQL and TD3+BC against numpy, and on a data set from which cloning learns less."""
+"""IQL, TD3 and TD3+BC against numpy, and on a data set from which cloning learns less."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ from tests.agents.soft import CONTINUOUS, DISCRETE, SEVERAL, SIZE, close, moved,
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.iql import IqlConfig, advantage_weights, expectile_loss
-from troupe.common.agents.td3_bc import Td3BcConfig, smoothed
+from troupe.common.agents.td3 import Td3Config, smoothed
+from troupe.common.agents.td3_bc import Td3BcConfig
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.envs import EnvSpec
 from troupe.common.errors import ConfigError
@@ -92,7 +93,7 @@ def test_losses_of_iql_are_the_papers(spec):
     close(update.metrics["learner/loss"], critic_loss + value_loss + policy_loss)
 
 
-# ---------------------------------------------------------------------- TD3+BC
+# -------------------------------------------------------------- TD3 and TD3+BC
 
 
 def test_targets_are_smoothed_by_noise_within_bounds():
@@ -100,10 +101,15 @@ def test_targets_are_smoothed_by_noise_within_bounds():
     close(smoothed(action, noise, 0.2, 0.5), [0.2, 0.5, 1.0, -1.0])
 
 
+NOISY = {**PLAIN, "target_noise": 0.4, "target_noise_limit": 0.3}
+
+
+@pytest.mark.parametrize(
+    "config", [Td3Config(**NOISY), Td3BcConfig(**NOISY, q_weight=1.7)], ids=["td3", "bc"]
+)
 @pytest.mark.parametrize("updates", [4, 5])
-def test_losses_of_td3_bc_are_the_papers(updates):
+def test_losses_of_td3_are_the_papers(config, updates):
     """The fifth update moves neither policy nor target, the sixth does."""
-    config = Td3BcConfig(**PLAIN, q_weight=1.7, target_noise=0.4, target_noise_limit=0.3)
     agent, batch, net, target = moved(config, CONTINUOUS, updates)
     generator = torch.Generator().manual_seed(7)
     for _ in range(updates + 1):
@@ -117,7 +123,9 @@ def test_losses_of_td3_bc_are_the_papers(updates):
     chosen = np.tanh(perceptron(net, "policy", now))
     q = q_of(net, now, chosen)[0]
     cloning = (WEIGHTS * ((chosen - action) ** 2).mean(1)).mean()
-    policy_loss = cloning - 1.7 / np.abs(q).mean() * (WEIGHTS * q).mean()
+    policy_loss = -(WEIGHTS * q).mean()
+    if config.algorithm == "td3_bc":
+        policy_loss = cloning + 1.7 / np.abs(q).mean() * policy_loss
     update = agent.update(Batch(batch, WEIGHTS.astype(np.float32)))
     close(update.priorities, np.abs(errors).mean(0) + PRIORITY_FLOOR)
     close(update.metrics["learner/critic_loss"], critic_loss)
@@ -129,12 +137,27 @@ def test_losses_of_td3_bc_are_the_papers(updates):
         np.testing.assert_array_equal(held[name].numpy(), target[name])
         return
     close(update.metrics["learner/policy_loss"], policy_loss)
-    close(update.metrics["learner/cloning_loss"], cloning)
+    if config.algorithm == "td3_bc":
+        close(update.metrics["learner/cloning_loss"], cloning)
     close(update.metrics["learner/loss"], critic_loss + policy_loss)
     assert (after[name] != net[name]).any()
     np.testing.assert_allclose(
         held[name].numpy(), 0.7 * target[name] + 0.3 * after[name], rtol=1e-4, atol=1e-6
     )
+
+
+def test_ddpg_is_td3_with_other_values():
+    """One critic, the target policy's own action, and a policy that moves at every update."""
+    config = Td3Config(**PLAIN, critics=1, target_noise=0.0, policy_period_updates=1)
+    agent, batch, net, target = moved(config, CONTINUOUS)
+    now, then = batch["obs"][:, 0].astype(np.float64), batch["obs"][:, 1].astype(np.float64)
+    follows = q_of(target, then, np.tanh(perceptron(target, "policy", then)), 1)[0]
+    goal = batch["reward"][:, 0] + batch["discount"][:, 0] * follows
+    errors = goal - q_of(net, now, batch["action"][:, 0], 1)[0]
+    q = q_of(net, now, np.tanh(perceptron(net, "policy", now)), 1)[0]
+    update = agent.update(Batch(batch, np.ones(SIZE, np.float32)))
+    close(update.priorities, np.abs(errors) + PRIORITY_FLOOR)
+    close(update.metrics["learner/loss"], 0.5 * (errors**2).mean() - q.mean())
 
 
 def test_losses_of_td3_bc_for_a_choice_are_expectations():
@@ -177,6 +200,12 @@ def test_no_part_is_taught_by_the_loss_of_another(config, spec):
             torch.testing.assert_close(one, all_together)
 
 
+def test_td3_refuses_other_actions_than_real_numbers_with_bounds():
+    for spec in (DISCRETE, SEVERAL):
+        with pytest.raises(ConfigError, match=r"td3 needs real numbers.* take --algo sac"):
+            make_agent(Td3Config(mlp_units=(8,)), spec)
+
+
 def test_iql_takes_several_choices_and_unbounded_numbers_and_td3_bc_refuses_them():
     unbounded = ActionSpec((Leaf(shape=(2,), dtype="float32", low=(None, None), high=(None, None)),))
     for spec in (SEVERAL, EnvSpec("test:unbounded", (3,), "float32", unbounded, 0, 1, False)):
@@ -189,8 +218,9 @@ def test_iql_takes_several_choices_and_unbounded_numbers_and_td3_bc_refuses_them
         assert "\n" not in str(refused.value)
 
 
-def test_actors_of_td3_bc_act_with_noise_and_evaluators_without():
-    agent = make_agent(Td3BcConfig(mlp_units=(8,), exploration_noise=0.3), CONTINUOUS)
+@pytest.mark.parametrize("kind", [Td3Config, Td3BcConfig])
+def test_actors_act_with_noise_and_evaluators_without(kind):
+    agent = make_agent(kind(mlp_units=(8,), exploration_noise=0.3), CONTINUOUS)
     inputs = Inputs.start(np.zeros((4000, 3), np.float32), 0, CONTINUOUS.actions)
     still = agent.act(inputs, np.zeros(4000, np.float32), np.random.default_rng(0)).action
     drawn = agent.act(inputs, np.ones(4000, np.float32), np.random.default_rng(0)).action
@@ -274,6 +304,35 @@ def test_it_plays_better_than_the_data_set_and_cloning_does_not(config, cloning)
     best = sum_of_best()
     assert returns[0] > best - 0.6
     assert returns[1] < best - 1.5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"critics": 1, "target_noise": 0.0, "policy_period_updates": 1}],
+    ids=["td3", "ddpg"],
+)
+def test_td3_learns_from_what_its_own_actors_do(fields):
+    config = Td3Config(mlp_units=(32, 32), learning_rate=3e-3, tau=0.03, gamma=0.9, **fields)
+    agent, rng, kept = make_agent(config, LINE, seed=0), np.random.default_rng(0), []
+    before = mean_return(agent)
+    for _ in range(40):
+        place = rng.uniform(-2, 2, 50)
+        inputs = Inputs.start(place[:, None].astype(np.float32), 0, LINE.actions)
+        action = agent.act(inputs, np.ones(50, np.float32), rng).action[:, 0]
+        kept.append((place, action, *on_the_line(place, action)))
+        place, action, reward, then = (np.concatenate(each) for each in zip(*kept, strict=True))
+        for _ in range(10):
+            rows = rng.integers(0, len(place), 128)
+            batch = {
+                "obs": np.stack([place, then], 1)[rows, :, None].astype(np.float32),
+                "action": action[rows, None, None].astype(np.float32),
+                "reward": reward[rows, None].astype(np.float32),
+                "discount": np.full((128, 1), 0.9, np.float32),
+                "bootstrap_steps": np.ones((128, 1), np.uint8),
+            }
+            agent.update(Batch(batch, np.ones(128, np.float32), measure=False))
+    assert before < sum_of_best() - 4
+    assert mean_return(agent) > sum_of_best() - 0.3
 
 
 def sum_of_best():

@@ -31,9 +31,14 @@ def trained(algo: str, env_id: str, **fields: str) -> Config:
 @pytest.mark.parametrize("env_id", [VECTOR, REALS, PIXELS, GRID])
 @pytest.mark.parametrize("algo", by_kind.NAMES)
 def test_every_algorithm_has_values_for_what_it_can_learn(algo: str, env_id: str) -> None:
-    takes_reals = by_kind.NAMES[algo] in ("policy_gradient", "impala", "sac", "iql", "td3_bc")
+    takes_reals = by_kind.NAMES[algo] in ("policy_gradient", "impala", "sac", "td3", "iql", "td3_bc")
     for_vectors = algo in ("sac", "iql", "td3_bc")
-    if (env_id == REALS and not takes_reals) or (for_vectors and env_id in (PIXELS, GRID)):
+    for_reals = algo in ("td3", "ddpg")
+    if (
+        (env_id == REALS and not takes_reals)
+        or (for_vectors and env_id in (PIXELS, GRID))
+        or (for_reals and env_id != REALS)
+    ):
         other = "--env.action_bins 11" if env_id == REALS else "a TOML file"
         with pytest.raises(ConfigError, match=f"no values for {algo} .* take --algo ppo, or {other}"):
             trained(algo, env_id)
@@ -63,6 +68,12 @@ def test_names_of_others_are_what_their_papers_say(env_id: str) -> None:
     assert said("dqn", *q_learning) == [1, False, False, 0.0, 0, 0.0]
     assert said("double_dqn", *q_learning) == [1, True, False, 0.0, 0, 0.0]
     assert said("rainbow", *q_learning) == [3, True, True, 0.5, 8, 0.5]
+
+
+def test_ddpg_is_td3_with_one_critic_and_without_noise_or_delay() -> None:
+    names = "critics", "target_noise", "policy_period_updates", "exploration_noise"
+    td3, ddpg = ([getattr(trained(algo, REALS).agent, name) for name in names] for algo in ("td3", "ddpg"))
+    assert (td3, ddpg) == ([2, 0.2, 2, 0.1], [1, 0.0, 1, 0.1])
 
 
 @pytest.mark.parametrize("env_id", [VECTOR, REALS, PIXELS, GRID, "atari:pong", "atari:seaquest"])
