@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +24,28 @@ KEEP = 0.99
 """Of what earlier games count with each new one, since the policy changes: as in AlphaStar's pseudocode."""
 
 
+def with_others(
+    act: Act,
+    others: Iterable[tuple[Agent, list[int]]],
+    inputs: Inputs,
+    epsilons: np.ndarray,
+    rng: np.random.Generator,
+) -> Act:
+    """What all slots do: `act`, but for the slots of `others`, each with who acts there instead.
+
+    Who acts in a slot from the beginning of an episode to its end remembers what it has seen itself: the
+    memory of a slot is that of its player.
+    """
+    action = np.array(act.action)
+    memory = None if act.memory is None else np.array(act.memory)
+    for agent, slots in others:
+        done = agent.act(inputs.rows(slots), epsilons[slots], rng)
+        action[slots] = done.action
+        if memory is not None and done.memory is not None:
+            memory[slots] = done.memory
+    return Act(action, act.extras, memory)
+
+
 @dataclass(eq=False)
 class Frozen:
     """An earlier version, and what was scored against it.
@@ -42,8 +64,8 @@ class Frozen:
 
     @property
     def win_rate(self) -> float:
-        """Of the policy that learned; 0.5 before the first game."""
-        return self.points / self.games if self.games else 0.5
+        """Of the policy that learned, with one drawn game more: a lucky first one must not decide."""
+        return (self.points + 0.5) / (self.games + 1)
 
 
 class Opponents:
@@ -80,29 +102,17 @@ class Opponents:
         self._home = [copy % self._sides.count for copy in range(self._sides.copies)]
         self._away: list[Frozen | None] = [None] * self._sides.copies
         self._undrawn = set(range(self._sides.copies))
+        self._others: list[tuple[Agent, list[int]]] = []
         self.slots: list[int] = []
 
     def act(self, act: Act, inputs: Inputs, epsilons: np.ndarray, agent: Agent, version: int) -> Act:
         """What all slots do: `act`, which `agent` has chosen with parameters `version`, but for `slots`.
 
-        An earlier version explores as the slot does, and remembers only what it has seen itself: a game has
-        one player in each slot from beginning to end.
+        An earlier version explores as the slot does.
         """
         self._keep(agent, version)
         self._draw()
-        if not self.slots:
-            return act
-        action = np.array(act.action)
-        memory = None if act.memory is None else np.array(act.memory)
-        # In a fixed order, on which the draws of their actions depend.
-        for frozen in dict.fromkeys(each for each in self._away if each is not None):
-            copies = [copy for copy, each in enumerate(self._away) if each is frozen]
-            rows = [slot for copy in copies for slot in self._sides.away(copy, self._home[copy])]
-            done = frozen.agent.act(inputs.rows(rows), epsilons[rows], self._rng)
-            action[rows] = done.action
-            if memory is not None and done.memory is not None:
-                memory[rows] = done.memory
-        return Act(action, act.extras, memory)
+        return with_others(act, self._others, inputs, epsilons, self._rng) if self.slots else act
 
     def take(self, step: Step) -> None:
         """Take in what all slots did: games that are over count, and others begin."""
@@ -150,9 +160,10 @@ class Opponents:
             chosen = self._kept[self._rng.choice(len(weights), p=weights)] if against else None
             self._away[copy] = chosen
         self._undrawn.clear()
-        self.slots = [
-            slot
-            for copy, frozen in enumerate(self._away)
-            if frozen is not None
-            for slot in self._sides.away(copy, self._home[copy])
-        ]
+        self._others = []
+        # In a fixed order, on which the draws of their actions depend.
+        for frozen in dict.fromkeys(each for each in self._away if each is not None):
+            copies = [copy for copy, each in enumerate(self._away) if each is frozen]
+            slots = [slot for copy in copies for slot in self._sides.away(copy, self._home[copy])]
+            self._others.append((frozen.agent, slots))
+        self.slots = [slot for _, slots in self._others for slot in slots]

@@ -358,6 +358,12 @@ class EvaluatorConfig(Section):
         "Emulator frames after which an evaluation episode is cut, independent of the limit in training.",
         ge=1,
     )
+    elo_games: int = tunable(
+        0,
+        "Several agents: games of each evaluation against an earlier version, for `eval/elo`; 0 = none.",
+        ge=0,
+        le=1 << 16,
+    )
     video: bool = tunable(True, "Record a video of the first episode of an evaluation.")
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from troupe.common.envs.base import EnvSpec, Step
 from troupe.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from troupe.common.config import Config
 
 
 def check_sides(spec: EnvSpec, field: str) -> None:
@@ -22,6 +26,14 @@ def check_sides(spec: EnvSpec, field: str) -> None:
             f"{field} needs an environment of several agents, such as pettingzoo:classic/rps-v2; {spec.id} "
             f"has {spec.agents}: leave it out"
         )
+
+
+def check_opponents(config: Config, spec: EnvSpec) -> None:
+    """Raise ConfigError where a run wants opponents, and its environment has none."""
+    if config.actor.opponents != "none":
+        check_sides(spec, "actor.opponents")
+    if config.evaluator.elo_games:
+        check_sides(spec, "evaluator.elo_games")
 
 
 def score(returns: Sequence[float | None], home: int) -> float | None:

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 LATEST = "LATEST"
-ARCHIVE, BEST = "archive", "best"
+ARCHIVE, BEST, RATED = "archive", "best", "rated"
 """Directories beside the newest checkpoints, which are never taken for one of them."""
 _ARRAYS = "arrays.safetensors"
 _META = "meta.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from troupe.common.envs import make_spec
 from troupe.common.installation import install_command
 from troupe.common.runtime import Deadline, StopSignal, health, watchdog
 from troupe.common.runtime.usage import OwnUsage
+from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
 from troupe.common.wire.control.client import ControlClient
-from troupe.common.wire.control.member import games_of_part
+from troupe.common.wire.control.member import Games, games_of_part
 from troupe.common.wire.control.messages import Game, TelemetryFields
 from troupe.common.wire.security.claims import MAX_VIDEO_BYTES
 from troupe.services.evaluator.games import play
+from troupe.services.evaluator.matches import play_match
 from troupe.services.evaluator.video import Recorder, encode_gif, encode_mp4
 
 _log = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ LAST_GAMES_S = 20.0
 """How long an evaluator stays at the end of a run without anything to play."""
 USAGE_PERIOD_S = 5.0
 _SEED_TAG = 0x5EED  # no training environment has a seed derived in this way
+MATCH_PART = 1 << 16
+"""In the seed of games against an earlier version: no part of an evaluation has this number."""
 _POLL_S = 0.25
 
 
@@ -46,6 +51,7 @@ class Evaluator:
             config.agent, make_spec(config.env), seed=config.run.seed, device="cpu"
         )
         self._next_video_s = 0.0
+        self._other: Agent | None = None
         self._usage = OwnUsage("eval")
         self._next_usage_s = 0.0
         self._loop = watchdog.Loop("the evaluator")
@@ -60,7 +66,7 @@ class Evaluator:
             games = self._client.next_games()
             if games is not None:
                 self._agent.load_params(games.params.params)
-                self._evaluate(games.params.version, games.part)
+                self._evaluate(games)
                 end = None
                 continue
             if self._client.state.stopping:
@@ -80,9 +86,9 @@ class Evaluator:
             self._next_usage_s = system.monotonic() + USAGE_PERIOD_S
             self._client.send_telemetry(self._usage.metrics())
 
-    def _evaluate(self, version: int, part: int) -> None:
+    def _evaluate(self, part_of: Games) -> None:
         """Play one part of an evaluation, and report; the end of the run cuts an older version short."""
-        section = self._config.evaluator
+        section, version, part = self._config.evaluator, part_of.params.version, part_of.part
         started = system.monotonic()
         recorder = None
         last = self._client.state.stopping
@@ -115,10 +121,13 @@ class Evaluator:
             self._next_video_s = system.monotonic() + VIDEO_PERIOD_S
             with self._loop.long("the making of a video"):
                 self._send_video(recorder)
+        match = self._match(part_of, should_stop)
+        if match is None:
+            return
         seconds = system.monotonic() - started
         games = [Game(*game) for game in zip(result.returns, result.steps, strict=True)]
         told = {f"eval/env/{name}": value for name, value in result.told.items()}
-        numbers = {"eval/version": version, "eval/duration_s": seconds, **told}
+        numbers = {"eval/version": version, "eval/duration_s": seconds, **told, **match}
         self._client.send_telemetry(numbers, fields=TelemetryFields(games, result.tasks, part))
         health.report(result.metrics(self._config.env.id, version, seconds))
         _log.info(
@@ -130,6 +139,32 @@ class Evaluator:
             result.mean_steps,
             seconds,
         )
+
+    def _match(self, part_of: Games, should_stop: Callable[[], bool]) -> dict[str, float] | None:
+        """Play against an earlier version, if there is one to play; None if stopped early."""
+        section, opponent = self._config.evaluator, part_of.opponent
+        if opponent is None or not section.elo_games:
+            return {}
+        config, version = self._config, part_of.params.version
+        if self._other is None:
+            self._other = make_agent(config.agent, self._agent.spec, seed=config.run.seed, device="cpu")
+        self._other.load_params(opponent.params)
+        scores = play_match(
+            self._agent,
+            self._other,
+            config.env,
+            games=section.elo_games,
+            slots=section.slots,
+            seed=evaluation_seed(config.run.seed, version, MATCH_PART),
+            epsilon=self._agent.eval_epsilon,
+            max_episode_frames=section.max_episode_frames,
+            should_stop=should_stop,
+        )
+        if not scores:
+            return None if scores is None else {}
+        rate = sum(scores) / len(scores)
+        _log.info("version %d against %d: %.2f of %d games", version, opponent.version, rate, len(scores))
+        return {OPPONENT_VERSION: opponent.version, OPPONENT_GAMES: len(scores), OPPONENT_WIN_RATE: rate}
 
     def _send_video(self, recorder: Recorder) -> None:
         """Send the film ahead of the scores: the learner may end the run as soon as it has those."""

@@ -130,9 +130,9 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     """
     from troupe.common.agents import make_agent
     from troupe.common.agents.hindsight import hindsight_of
-    from troupe.common.agents.opponents import Opponents
     from troupe.common.envs import check_settings, make_spec
     from troupe.common.envs.base import check_copies
+    from troupe.common.envs.sides import check_opponents
     from troupe.services.environment.check import check
 
     config = loaded.config
@@ -151,10 +151,10 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     check_settings(config.env, spec, loaded.chosen("env"))
     for slots in (config.actor.slots, config.total_slots):
         check_copies(spec, slots)
-    # Made and thrown away: a torso that does not suit, a goal that is not shown, or an opponent with nothing
-    # to play is refused here and not by a service.
+    check_opponents(config, spec)
+    # Made and thrown away: a torso that does not suit, or a goal that is not shown, is refused here and not
+    # by a service.
     agent, hindsight = make_agent(config.agent, spec), hindsight_of(config, spec)
-    Opponents.of(config, spec, 0)
     if hindsight is not None:
         hindsight.around(agent.accumulator(config.actor.chunk_steps), config.actor.chunk_steps)
     return spec

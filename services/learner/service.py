@@ -19,6 +19,7 @@ from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, structural_hash, to_toml
 from troupe.common.data.schema import FieldSpec, compressed_if
 from troupe.common.envs import make_spec
+from troupe.common.envs.sides import check_opponents
 from troupe.common.errors import TroupeError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
@@ -47,6 +48,7 @@ from troupe.services.learner.peers.shares import Shares, Wish
 from troupe.services.learner.peers.team import Rules, Team
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.histograms import Histograms
+from troupe.services.learner.record.ratings import Ratings
 from troupe.services.learner.record.reporter import Reporter
 from troupe.services.learner.record.spent import Spent
 from troupe.services.learner.record.totals import tell_unlearned
@@ -113,6 +115,7 @@ class Learner:
         check_device(config.learner.device)
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         self.spec = make_spec(config.env)
+        check_opponents(config, self.spec)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         self._mixture = Mixture(config)
         self._gpu = GpuMeter(config.learner.device)
@@ -155,6 +158,7 @@ class Learner:
                 lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
                 gathered=Gathered(config, self.spec.tasks),
                 tasks=self.spec.tasks,
+                ratings=self._make_ratings(directory, resume=resume),
             )
         except BaseException:
             self._context.destroy(linger=0)
@@ -220,6 +224,13 @@ class Learner:
         graphed = learner.cuda_graph and learner.device != "cpu"
         update = GraphedUpdates(self.agent).update if graphed else None
         return Team(self.agent, self.counters, seats, Rules.of(self.config, owner=True), update)
+
+    def _make_ratings(self, checkpoints: Path, *, resume: bool) -> Ratings | None:
+        """What rates the versions that are evaluated, if that is wanted."""
+        if not self.config.evaluator.elo_games:
+            return None
+        known = self.counters.version if resume else -1
+        return Ratings(checkpoints, known, self.control.params_fetched, self.control.play_against)
 
     def _bind(self) -> None:
         config = self.config

@@ -86,7 +86,7 @@ def test_every_part_has_all_of_its_games_and_the_same_again(part, games):
         client = FakeClient(config, StopSignal())
         evaluator = Evaluator(config, client, client.stop)
         evaluator._agent.load_params(client.agent.params())
-        evaluator._evaluate(7, part)
+        evaluator._evaluate(Games(part, Params(7, client.agent.params())))
         played.append(client.fields.episodes)
     assert played[0] == played[1]
     assert len(played[0]) == games

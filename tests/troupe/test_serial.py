@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import troupe.services.__main__ as cli
 from tests.harness import until
 from troupe.common.config import load_config
+from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import load_newest
 from troupe.serial import SerialTraining
@@ -91,3 +93,26 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
         process.kill()
         process.wait()
     assert load_newest(tmp_path / "run" / "checkpoints").meta["steps"] > 0
+
+
+def test_earlier_versions_play_here_too_and_repeat_themselves(tmp_path):
+    fields = {
+        "env.id": "pettingzoo:tests.envs.coins:Coins",
+        "actor.opponents": "recent",
+        "actor.opponents_period_versions": "1",
+        "run.total_steps": "3000",
+        "evaluator.enabled": "false",
+        "run.log_every_s": "0.01",
+    }
+    found = []
+    for name in ("one", "other"):
+        SerialTraining(load_config("cartpole-ppo", None, fields), tmp_path / name, StopSignal()).run()
+        found.append(load_newest(tmp_path / name / "checkpoints").arrays)
+    told = rows(tmp_path / "one")
+    assert {"actor/opponent_win_rate", "actor/opponent_version/2", "train/episode_return"} <= told.keys()
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name])
+    config = load_config("cartpole-ppo", None, fields | {"evaluator.elo_games": "10"})
+    with pytest.raises(ConfigError, match=r"evaluator.elo_games needs an evaluator process"):
+        SerialTraining(config, tmp_path / "no", StopSignal())
+    assert not (tmp_path / "no").exists()

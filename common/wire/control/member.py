@@ -57,10 +57,14 @@ def games_of_part(part: int, episodes: int, part_games: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Games:
-    """What an evaluator shall play: this part of an evaluation, with these parameters."""
+    """What an evaluator shall play: this part of an evaluation, with these parameters.
+
+    `opponent` is an earlier version to play against as well, if there is one.
+    """
 
     part: int
     params: Params
+    opponent: Params | None = None
 
 
 class Member:

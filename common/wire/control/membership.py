@@ -400,7 +400,7 @@ class Membership:
         return [endpoint for endpoint, problem in problems.items() if not problem]
 
     def _on_params(self, body: messages.Params) -> None:
-        state, params = RunState.of(body), _params_of(body)
+        state, params, opponent = RunState.of(body), _params_of(body), _opponent_of(body)
         member = self._member
         with member.changed:
             if params is not None:
@@ -411,7 +411,7 @@ class Membership:
                 held = member.params
                 # Where we have the parameters already, they are not sent again with every part.
                 if body.part >= 0 and held is not None and held.version == body.evaluated:
-                    member.games = Games(body.part, held)
+                    member.games = Games(body.part, held, opponent)
                 member.want_games, member.games_over = False, body.over
             member.want_params = False
             member.changed.notify_all()
@@ -429,3 +429,10 @@ def _params_of(body: messages.Params) -> Params | None:
     # Parameters for an evaluation may be older than the newest, whose number the state carries.
     version = body.version if body.evaluated < 0 else body.evaluated
     return Params(version, decode_params(*encoded), body.session, encoded)
+
+
+def _opponent_of(body: messages.Params) -> Params | None:
+    """The earlier version in a PARAMS, None where it brings none; raises `WireError`."""
+    if body.opponent_blob is UNSET:
+        return None
+    return Params(body.opponent, decode_params(body.opponent_manifest, body.opponent_blob), body.session)

@@ -210,6 +210,10 @@ class Params(State, kw_only=True):
         part: part of an evaluation for the receiver to play, counted from 0; -1 for none
         evaluated: the version that plays it, then also the version of `blob`; -1 for none
         over: nothing more will be evaluated in this run
+        opponent: an earlier version, against which the receiver also plays the games of
+            `evaluator.elo_games`; -1 for none
+        opponent_manifest: of `opponent_blob`, as `manifest`
+        opponent_blob: [bytes], all tensors of that version; absent if there is none
     """
 
     TYPE: ClassVar[str] = "PARAMS"
@@ -218,6 +222,9 @@ class Params(State, kw_only=True):
     part: Annotated[int, Meta(ge=-1, lt=types.MAX_PARTS)] = -1
     evaluated: types.Version = -1
     over: bool = False
+    opponent: types.Version = -1
+    opponent_manifest: list[types.Tensor] = msgspec.field(default_factory=list)
+    opponent_blob: types.Uint8s | UnsetType = UNSET
 
 
 class Game(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):

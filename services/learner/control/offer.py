@@ -16,19 +16,23 @@ class Offer:
     Attributes:
         newest: published last; None before the first.
         evaluated: those of the evaluation that was begun last.
+        opponent: the earlier version that the next evaluation plays against; None for none.
+        against: that of the evaluation that was begun last.
         sent: how many times parameters have been sent to a peer.
     """
 
     def __init__(self) -> None:
         self.newest: Published | None = None
         self.evaluated: Published | None = None
+        self.opponent: Published | None = None
+        self.against: Published | None = None
         self.sent = 0
         self._fetched: dict[int, Published] = {}
 
     def evaluate(self, newest: Published, version: int) -> Published:
         """The parameters of the evaluation of `version`, which is the newest where it has only just begun."""
         if self.evaluated is None or self.evaluated.version != version:
-            self.evaluated = newest
+            self.evaluated, self.against = newest, self.opponent
             self.keep(newest)
         return self.evaluated
 

@@ -258,12 +258,15 @@ class RequestHandlers:
         played = self.offer.evaluate(params, version)
         if part is None:
             return messages.Params(manifest=[], over=evaluations.over(newest, stopping, now_s), **state)
-        if body.version == version:
-            return messages.Params(manifest=[], part=part, evaluated=version, **state)
-        self.offer.sent += 1
-        return messages.Params(
-            manifest=played.manifest, blob=played.blob, part=part, evaluated=version, **state
-        )
+        answer = messages.Params(manifest=[], part=part, evaluated=version, **state)
+        if body.version != version:
+            self.offer.sent += 1
+            answer.manifest, answer.blob = played.manifest, played.blob
+        # With one part only: what is played against it is not divided.
+        if part == 0 and (against := self.offer.against) is not None:
+            answer.opponent = against.version
+            answer.opponent_manifest, answer.opponent_blob = against.manifest, against.blob
+        return answer
 
     def _on_telemetry(self, peer: Peer, body: messages.Telemetry) -> None:
         made = self._budget.made(peer.incarnation)

@@ -201,6 +201,11 @@ class ControlServer:
         with self._lock:
             return self._offer.fetched(version)
 
+    def play_against(self, opponent: Published | None) -> None:
+        """Have the evaluations that begin from now on also play against this earlier version."""
+        with self._lock:
+            self._offer.opponent = opponent
+
     def set_state(self, *, updates: int | None = None, stopping: bool | None = None) -> None:
         """Change what every heartbeat answer carries beside the steps. `stopping` is announced at once."""
         changes = {"updates": updates, "stopping": stopping}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from troupe.common import system
 from troupe.common.config import Config
 from troupe.common.stats.played import Result
+from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
 from troupe.common.wire.control.messages import Game
 from troupe.common.wire.control.params import Published
 from troupe.services.learner.control.reports import Report
@@ -16,6 +17,7 @@ from troupe.services.learner.control.reports import Report
 _log = logging.getLogger(__name__)
 
 TOLD = "eval/env/"
+OF_A_MATCH = (OPPONENT_VERSION, OPPONENT_GAMES, OPPONENT_WIN_RATE)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Gathered:
         result = Result(returns, [game.steps for game in games], tasks, _told(parts), len(self._tasks))
         seconds = sum(part.metrics.get("eval/duration_s", 0.0) for part in parts)
         metrics = result.metrics(self._env_id, self._version, seconds)
+        for part in parts:
+            metrics |= {name: value for name, value in part.metrics.items() if name in OF_A_MATCH}
         return [Evaluation(self._version, metrics, games, tasks, parts[0].played)]
 
 

@@ -37,6 +37,7 @@ from troupe.services.learner.record.episodes import EpisodesFile
 from troupe.services.learner.record.films import FilmWriter
 from troupe.services.learner.record.gathered import Evaluation, Gathered
 from troupe.services.learner.record.links import Links
+from troupe.services.learner.record.ratings import Ratings
 from troupe.services.learner.record.restarts import Restarts
 from troupe.services.learner.record.totals import StoredSteps, Troubles
 from troupe.services.learner.record.tracking import Trackers
@@ -52,6 +53,8 @@ SHARDED = (
     *("replay/inserts_per_s", "replay/samples_per_s"),
 )
 """What the status shows as a sum over replay shards."""
+RATINGS_S = 30.0
+"""How long the end of a run waits for the rated versions to be on the disk."""
 MAX_SERVICES = 256
 """Services of which the status has values one by one: those that have reported last."""
 MAX_RECORDED = 64
@@ -92,8 +95,10 @@ class Reporter:
         *,
         gathered: Gathered,
         tasks: Sequence[str] = (),
+        ratings: Ratings | None = None,
     ) -> None:
         self._trackers = trackers
+        self._ratings = ratings
         self._gathered = gathered
         self._actor_returns = ActorReturns(explores)
         self._leases: dict[int, set[int]] = {}
@@ -184,6 +189,8 @@ class Reporter:
     def _evaluated(self, evaluation: Evaluation) -> None:
         """Write an evaluation at once, dated by when its version was published."""
         version, metrics, games = evaluation.version, evaluation.metrics, evaluation.games
+        if self._ratings is not None:
+            metrics = metrics | self._ratings.evaluated(version, metrics)
         moment = self._moment(evaluation.played)
         age = {} if evaluation.played is None else {EVALUATION_AGE: moment["ago_s"]}
         self._write("evaluator", metrics | age, moment)
@@ -249,6 +256,8 @@ class Reporter:
     def close(self) -> None:
         """Write the rest and close the files."""
         self._write_rows()
+        if self._ratings is not None:
+            self._ratings.wait(RATINGS_S)
         self.films.close()
         self.writer.close()
         if self._trackers is not None:

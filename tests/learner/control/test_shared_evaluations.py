@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.harness import games, until
+from troupe.common.wire.control.params import Published, encode_params
 from troupe.common.wire.messages import TOO_MANY
 from troupe.services.evaluator.video import encode_gif
 from troupe.services.learner.control.budget import StepBudget
@@ -55,6 +56,30 @@ def test_one_evaluation_is_shared_and_the_next_has_the_newest_parameters(server,
     assert sorted(parts) == [0, 1, 2]
     assert server.params_fetched(5)[0]["w"][0] == 5
     assert server.rejected() == {}
+
+
+def test_an_earlier_version_comes_with_the_first_part_only(server, connect):
+    early = Published(3, *encode_params(params(3), bfloat16=True), 10, 1, 0.0)
+    one = evaluator(connect, server, "evaluator-0")
+    first = until(one.next_games)
+    assert first.opponent is None
+    server.play_against(early)  # from the next evaluation on
+    server.publish(6, params(6))
+    given = [first]
+    while len(given) < 6:
+        assert played(one, given[-1], given[-1].params.version)
+        given.append(until(one.next_games))
+    parts = [(games.params.version, games.part) for games in given]
+    assert parts == [(5, 0), (5, 1), (5, 2), (6, 0), (6, 1), (6, 2)]
+    assert [games.opponent is None for games in given] == [True, True, True, False, True, True]
+    assert given[3].opponent.version == 3
+    np.testing.assert_array_equal(given[3].opponent.params["w"], params(3)["w"])
+    # Whoever has the evaluated version already is told of the opponent all the same.
+    one.close("dies")
+    two = evaluator(connect, server, "evaluator-1")
+    until(lambda: two.params_if_newer(-1))
+    again = until(two.next_games)
+    assert (again.part, again.opponent) == (2, None)
 
 
 def test_an_evaluation_says_where_the_run_was_when_its_parameters_were_published(serve, connect):
