@@ -21,7 +21,7 @@ from troupe.common.envs.dmlab import DMLAB30
 from troupe.common.runtime import StopSignal
 from troupe.common.stats.scores import random_and_human
 from troupe.common.wire.codec import encode
-from troupe.common.wire.control.client import RunState
+from troupe.common.wire.control.client import Games, Params, RunState
 from troupe.common.wire.messages import Telemetry
 from troupe.common.wire.security import claims
 from troupe.serial import SerialTraining
@@ -92,7 +92,7 @@ def evaluated(path, episodes, slots):
     reporter = recorded(path, config)
     evaluator = Evaluator(config, Learner(reporter), StopSignal())
     for part in range(math.ceil(episodes / slots)):
-        evaluator._evaluate(3, part)
+        evaluator._evaluate(Games(part, Params(3, evaluator._agent.params())))
     reporter.tick(NoPeers(), 0.0, force=True)
     reporter.close()
     return json.loads((path / "evaluations.jsonl").read_text())
