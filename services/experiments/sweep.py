@@ -335,8 +335,9 @@ class Runner:
         for job in self.jobs:
             run = job.run() if job.state == "running" else None
             if run is not None:
-                share = run.steps / max(1, run.total_steps)
-                parts.append(f"{job.name} {share:.0%}, return {report.number(run.score)}")
+                share = min(1.0, run.steps / max(1, run.total_steps))  # a run may exceed its total a little
+                scored = "" if run.score is None else f", return {report.number(run.score)}"
+                parts.append(f"{job.name} {share:.0%}{scored}")
         self.say("; ".join(parts))
 
     def _count(self) -> str:
