@@ -221,9 +221,7 @@ class AtariVector(VectorEnv):
     def _rebuild(self, error: Exception) -> Step:
         """The vectoriser is one object: when it fails, every slot starts again."""
         failure = Failure(self._config.id, cause_of(error), None, self._games.longest() + 1)
-        self.restarts_total += 1
-        self.failures.append(failure)
-        self._rebuilder.failed(failure)
+        self._count_failure(failure, self._rebuilder)
         self._env = self._build(self.num_slots)
         zeros = np.zeros(self.num_slots, bool)
         obs = self.reset(seed=int(np.random.SeedSequence().generate_state(1)[0]))

@@ -225,6 +225,12 @@ class VectorEnv(abc.ABC):
     def render_frame(self, slot: int) -> np.ndarray:
         """What a spectator sees of `slot`, uint8 `[H, W, 3]`; NoPictureError where there is nothing."""
 
+    def _count_failure(self, failure: Failure, rebuilder: Rebuilder) -> None:
+        """Count a failure, and wait before the caller rebuilds; EnvError where failures do not stop."""
+        self.restarts_total += 1
+        self.failures.append(failure)
+        rebuilder.failed(failure)
+
     def close(self) -> None:
         """Free what the environment holds."""
         self.calls.close()

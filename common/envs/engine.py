@@ -267,9 +267,7 @@ class EngineVector(VectorEnv):
         while True:
             self.calls.leave(0)
             failure = Failure(self._config.id, cause_of(error), None, step, self.calls.seed_of(0))
-            self.restarts_total += 1
-            self.failures.append(failure)
-            self._rebuilder.failed(failure)
+            self._count_failure(failure, self._rebuilder)
             self._games = GameTracker(self.num_slots)
             try:
                 self._build()

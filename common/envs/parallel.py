@@ -295,9 +295,7 @@ class ParallelVector(VectorEnv):
         copy, first = self._copies[number], number * self.spec.agents
         copy.failing = True
         failure = Failure(self.spec.id, cause_of(error), first, step, self.calls.seed_of(first))
-        self.restarts_total += 1
-        self.failures.append(failure)
-        copy.rebuilder.failed(failure)
+        self._count_failure(failure, copy.rebuilder)
         # Another seed than before: a crash that the old one leads to would only come again.
         seed = int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1)
         self.calls.seeded(first, seed)

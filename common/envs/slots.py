@@ -239,9 +239,7 @@ class SlotVector(VectorEnv):
         self._games.clear(slot)
         self._failing.add(slot)
         failure = Failure(self._config.id, cause_of(error), slot, step, self.calls.seed_of(slot))
-        self.restarts_total += 1
-        self.failures.append(failure)
-        self._rebuilders[slot].failed(failure)
+        self._count_failure(failure, self._rebuilders[slot])
         # Another seed than before: a crash that the old one leads to would only come again.
         again_seed = int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1)
         self.calls.seeded(slot, again_seed)

@@ -204,9 +204,7 @@ class WorkerVector(VectorEnv):
                 where.step if where else 0,
                 where.seed if where else None,
             )
-            self.restarts_total += 1
-            self.failures.append(failure)
-            worker.rebuilder.failed(failure)
+            self._count_failure(failure, worker.rebuilder)
             try:
                 worker.start(self._draw())
                 worker.made(self._making_s)
