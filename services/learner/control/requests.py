@@ -65,10 +65,12 @@ class RequestHandlers:
         roster: who is in the run.
         offer: the parameters that services fetch.
         reports: what services have reported.
-        rejections: counts what could not be served; the socket's, once there is one.
+        rejections: counts what could not be served; of the server, which sets it before anything is.
         inference_endpoint: told to all who join; empty where there is no central inference.
         announce_endpoint: told to all who join.
     """
+
+    rejections: Rejections
 
     def __init__(
         self,
@@ -96,7 +98,6 @@ class RequestHandlers:
         )
         self.offer = Offer()
         self.reports = Reports(evaluations)
-        self.rejections = Rejections("learner")
         self.inference_endpoint = self.announce_endpoint = ""
         self._terms = terms
         self._budget = budget
