@@ -75,7 +75,8 @@ class Others:
         newest = self._claims.newest()
         for job in self._runner.jobs:
             claim = newest.get(job.name)
-            if job.alive or claim is None or job.state not in ("waiting", "running"):
+            # Its own may be without a process, where that could not be started.
+            if claim is None or self._claims.has(job.name) or job.state not in ("waiting", "running"):
                 continue
             if claim.state in (HELD, FREE):
                 job.state = "running" if claim.state == HELD else "waiting"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import multiprocessing
@@ -225,6 +226,21 @@ def test_a_file_system_that_fails_for_a_while_ends_no_runner(tmp_path, quick, mo
             break  # it was over
         assert {claim.state for claim in Claims(folder / "s").newest().values()} == {"done"}
     assert first > 15
+
+
+def test_a_run_that_is_claimed_and_could_not_start_does_at_the_next_look(tmp_path, quick, monkeypatch):
+    def started(job, *words):
+        if job.name not in failed:
+            failed.append(job.name)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        start(job, *words)
+
+    start, failed = Trainer.start, []
+    monkeypatch.setattr(Trainer, "start", started)
+    sweep, totals = shared_sweep(tmp_path, rates=(0.01, 0.02))
+    running.Runner(sweep, tmp_path / "s", StopSignal(), dict.fromkeys(totals, 50), shared=True).run()
+    assert [name for name, _, _ in Trainer.begun] == list(totals) == failed
+    assert set(states(tmp_path / "s").values()) == {"done"}
 
 
 def test_a_file_system_that_fails_for_too_long_ends_the_runner_and_its_runs(tmp_path, quick, monkeypatch):
