@@ -116,7 +116,7 @@ def test_who_joins_again_in_other_slots_plays_their_levels(context, acting_of):
 
     def welcome(slots):
         more = {"inference": "tcp://127.0.0.1:1", "liveness_s": 9.0}
-        return SimpleNamespace(slots=slots, total_slots=30, seed=lambda incarnation, slot: slot, **more)
+        return SimpleNamespace(slots=slots, total_slots=30, seed=lambda incarnation, *place: place[0], **more)
 
     acting.prepare(4)
     try:
