@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class DatasetWriter:
-    """Writes episodes one by one; they are there at once.
+    """Writes episodes one by one; they are there, all at once, after `finish`.
+
+    Until then they are in a hidden folder, which goes with this process: what an error, a signal or a power
+    cut leaves of a data set is never taken for one.
 
     Args:
         name: a new ID: `NAME-v0`, with names of folders before it if wanted, `my/pendulum/NAME-v0`.
@@ -45,21 +54,47 @@ class DatasetWriter:
                 f"{name!r} is no ID of a data set: take NAME-v0, such as my/{_example(spec)}-v0"
             ) from None
         self._minari, self.name, self.folder = minari, name, folder_of(name)
-        if self.folder.exists():
-            raise DatasetError(
-                f"there is a data set {name} already, in {self.folder}: take another version, or remove it"
-            )
+        self._check_free()
         if len(spec.actions.leaves) > 1 or spec.actions.leaves[0].path:
             raise ConfigError(
                 f"actions of {spec.id} have several parts, which cannot be written to a data set"
             )
         self.spec, self._told, self._recoverable = spec, told, recoverable
         self._storage: Any = None
+        self._hidden: Path | None = None
+        self._remove: Callable[[], object] = lambda: None
         self.episodes = self.steps = 0
 
+    def _check_free(self) -> None:
+        if self.folder.exists():
+            raise DatasetError(
+                f"there is a data set {self.name} already, in {self.folder}: take another version, or "
+                "remove it"
+            )
+
+    def finish(self) -> None:
+        """Have the data set be there, whole. Raises DatasetError where the disk refuses, or one has come."""
+        if self._hidden is None:
+            return
+        from minari.namespace import create_namespace, list_local_namespaces
+
+        namespace, _, _ = self.name.rpartition("/")
+        self._check_free()
+        try:
+            if namespace and namespace not in list_local_namespaces():
+                create_namespace(namespace)
+            os.rename(self._hidden / self.name, self.folder)
+        except OSError as error:
+            raise self._refused(error) from None
+        self.discard()
+
     def discard(self) -> None:
-        """Remove what was written: it is not what was asked for."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was written and is not finished."""
+        self._remove()
+        self._hidden = None
+
+    def _refused(self, error: OSError) -> DatasetError:
+        return DatasetError(f"cannot write the data set into {self.folder}: {error.strerror or error}")
 
     def add(self, trajectory: Trajectory) -> None:
         """Write an episode. Raises DatasetError where the disk refuses."""
@@ -77,9 +112,7 @@ class DatasetWriter:
         try:
             self._write(buffer)
         except OSError as error:
-            raise DatasetError(
-                f"cannot write the data set into {self.folder}: {error.strerror or error}"
-            ) from None
+            raise self._refused(error) from None
         self.episodes += 1
         self.steps += trajectory.steps
 
@@ -87,7 +120,13 @@ class DatasetWriter:
         if self._storage is not None:
             self._storage.update_episodes([buffer])
             return
-        with warnings.catch_warnings():
+        root = folder_of("")
+        root.mkdir(parents=True, exist_ok=True)
+        # Beside the others, so that it can be renamed; Minari does not look into hidden folders.
+        self._hidden = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=root))
+        # At the end of the process too, whatever ends it but a kill.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._hidden, ignore_errors=True)
+        with _root(str(self._hidden)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about authors, and versions of environments
             self._storage = self._minari.create_dataset_from_buffers(
                 self.name,
@@ -98,6 +137,21 @@ class DatasetWriter:
                 jpeg_encoding=False,  # it would lose detail
                 **self._told,
             ).storage
+
+
+@contextmanager
+def _root(folder: str) -> Iterator[None]:
+    """Let Minari keep its data sets in `folder` meanwhile."""
+    name = "MINARI_DATASETS_PATH"
+    before = os.environ.get(name)
+    os.environ[name] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _example(spec: EnvSpec) -> str:

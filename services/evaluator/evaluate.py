@@ -66,8 +66,6 @@ def main(argv: Sequence[str]) -> int:
                 elif len(paths) == 1:
                     print(table(report))
         except (KeyboardInterrupt, TroupeError) as error:
-            if dataset is not None:
-                dataset.discard()
             if not reports:
                 raise
             ended_by = error  # told below: what the checkpoints before have shown is kept
@@ -80,6 +78,8 @@ def main(argv: Sequence[str]) -> int:
         _say_written(path, options)
     if recorder is not None and _write_video(options.video, recorder):
         _say_written(options.video, options)
+    if dataset is not None and ended_by is None:
+        dataset.finish()
     if dataset is not None and ended_by is None and not options.json:
         held = f"{dataset.episodes:,} episodes, {dataset.steps:,} steps"
         print(f"data set {dataset.name}: {held}, in {dataset.folder}")

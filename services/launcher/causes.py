@@ -200,7 +200,12 @@ def turns(run: Measured) -> Figures | None:
 
 def actors(run: Measured) -> Figures | None:
     """The learner waits."""
-    return (0.4 * run.wait, {}) if run.wait >= WAITS else None
+    return (0.4 * run.wait, {}) if run.wait >= WAITS and not run.offline else None
+
+
+def serving(run: Measured) -> Figures | None:
+    """It waits, and nobody acts."""
+    return (0.4 * run.wait, {}) if run.wait >= WAITS and run.offline else None
 
 
 def learner(run: Measured) -> Figures | None:

@@ -17,7 +17,7 @@ from troupe.common.config import Config, read_config
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import run_config
-from troupe.common.runtime.metrics import CSV_FILE, TRAINING_RETURN, read_rows
+from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 from troupe.services.launcher.curves import Points
 from troupe.services.launcher.view import RunView
 
@@ -37,7 +37,7 @@ class Evidence:
     Args:
         config: of the run.
         metrics: typical values of late.
-        returns: those of training, by steps.
+        returns: those of training, by steps; of evaluation, where the run learns from a data set.
         peaks: the largest values of the whole run, as far as they are known.
     """
 
@@ -107,7 +107,7 @@ class Evidence:
 
 def of_view(view: RunView) -> Evidence:
     """What a running run says now."""
-    returns: Points = view.returns.get(TRAINING_RETURN, ())
+    returns: Points = view.returns.get(_followed(view.config), ())
     return Evidence(view.config, view.metrics, returns)
 
 
@@ -117,19 +117,25 @@ def of_run(folder: Path, config: Config | None = None) -> Evidence:
     Raises ConfigError where it holds no run, or nothing is recorded yet.
     """
     config = config or config_of(run_config(folder))
+    followed = _followed(config)
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     returns = []
     file = folder / CSV_FILE
     for row in read_rows(file) if file.exists() else ():
         if row.name.startswith(USED):
             values[row.name][row.source].append(row.value)
-        if row.name == TRAINING_RETURN:
+        if row.name == followed:
             returns.append((row.steps, row.value))
     if not any(name.startswith("learner/") for name in values):
         raise ConfigError(f"{folder} has recorded nothing of its learning yet: see logs/learner.log")
     metrics = {name: _typical(name, by_source) for name, by_source in values.items()}
     peaks = {name: max(map(max, by_source.values())) for name, by_source in values.items()}
     return Evidence(config, metrics, returns, peaks)
+
+
+def _followed(config: Config | None) -> str:
+    """Whose rise says whether a run learns: where nobody acts there is no training return."""
+    return EVALUATION_RETURN if config is not None and config.run.offline else TRAINING_RETURN
 
 
 def _typical(name: str, by_source: Mapping[str, Sequence[float]]) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from troupe.common.config import Config
 from troupe.common.errors import ConfigError, DatasetError, TroupeError
 from troupe.common.runtime import Deadline, StopSignal
 from troupe.common.runtime.files import CONFIG_FILE
+from troupe.services.launcher import guard
 
 START_S = 600.0
 STEPS_PER_S = 200.0
@@ -28,8 +31,10 @@ def fill(config: Config, run_dir: Path, stop: StopSignal) -> None:
     """
     words = ["replay", "import", str(run_dir / CONFIG_FILE), "--data-dir", str(run_dir / "replay")]
     # By itself, because a damaged file may crash the library that reads it, or keep it busy for ever.
+    # The kernel ends it with this process, as it does the services.
+    guarded = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "0"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "troupe.services", *words],
+        [*guarded, sys.executable, "-P", "-m", "troupe.services", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -40,7 +45,8 @@ def fill(config: Config, run_dir: Path, stop: StopSignal) -> None:
         process.kill()
         process.wait()
         (run_dir / CONFIG_FILE).unlink()
-        shutil.rmtree(run_dir / "replay")
+        for name in ("replay", "replay.unfinished"):
+            shutil.rmtree(run_dir / name, ignore_errors=True)
         raise
 
 

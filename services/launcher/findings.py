@@ -117,6 +117,11 @@ def _state(view: RunView) -> tuple[str, str] | None:
         return STARTING, ""
     # Not only before the first update: a resumed run may have lost its items, and then waits for new ones.
     if items < view.min_items and not view.metrics.get("speed/updates_per_s"):
+        if view.config is not None and view.config.run.offline:
+            return (
+                "waiting for replay to serve the data set: no shard has joined, or it is starting still",
+                "",
+            )
         if view.actors == 0:
             return "waiting for the first actor: none has joined, it may be starting still", ""
         return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
@@ -289,6 +294,15 @@ LIMITS = (
         0.0,
         "bottleneck: actors ({waits})",
         "more actor.processes or actor.slots would help",
+    ),
+    Limit(
+        "serving",
+        "the learner waits for batches of a data set",
+        causes.serving,
+        ("learner/wait_share",),
+        0.0,
+        "bottleneck: replay, which serves the data set ({waits})",
+        "a larger learner.prefetch, or more replay.shards in a new run, would help",
     ),
     Limit(
         "learner",

@@ -73,6 +73,11 @@ class Measured:
         return max(1, sum(1 for name, _, _ in self._processes() if _is(name, "actor")))
 
     @property
+    def offline(self) -> bool:
+        """Whether the run learns from a data set: then nobody acts."""
+        return self.view.config is not None and bool(self.view.config.run.offline)
+
+    @property
     def queue(self) -> TableConfig | None:
         """The queue that is learned from, with its capacity over all shards; None where there is none."""
         config = self.view.config

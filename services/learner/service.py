@@ -20,7 +20,7 @@ from troupe.common.config import Config, structural_hash, to_toml
 from troupe.common.data.schema import FieldSpec, compressed_if
 from troupe.common.envs import make_spec
 from troupe.common.envs.sides import check_opponents
-from troupe.common.errors import TroupeError
+from troupe.common.errors import PeerError, TroupeError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import Deadline, StopSignal, open_files, watchdog
@@ -68,6 +68,8 @@ TOLD_WAIT_S = 10.0
 """How long there may be no batch before the log says why; learning and acting in turn takes seconds."""
 LAST_BATCHES_S = 60.0
 """How long the end of a run learns from what is on its way to a queue."""
+DATASET_WAIT_S = 600.0
+"""How long a run that learns from a data set waits for its first batch, which nobody makes meanwhile."""
 QUIET_S = 1.0
 """A queue that gives no batch for so long has no more."""
 FAREWELL_S = 8.0
@@ -112,6 +114,7 @@ class Learner:
     ) -> None:
         self.config = config
         self.stop = stop
+        self._run_dir = run_dir
         check_device(config.learner.device)
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         self.spec = make_spec(config.env)
@@ -287,10 +290,14 @@ class Learner:
         self.prefetch.start()
         try:
             self._publish()
-            quiet = Deadline(TOLD_WAIT_S)
+            quiet, patience = Deadline(TOLD_WAIT_S), Deadline(DATASET_WAIT_S)
+            self._tell_importer()
             while not self.stop and not self._complete():
                 if self._learn_patiently():
                     quiet = Deadline(TOLD_WAIT_S)
+                elif self.config.run.offline and not self._learned and patience.expired:
+                    reason, waited = self.prefetch.wait_reason, f"{patience.elapsed_s:.0f} s"
+                    raise PeerError(f"no batch of the data set after {waited} ({reason}); {self._importer}")
                 elif quiet.expired and self._throttle("wait"):
                     _log.info("learner waits for batches: %s", self.prefetch.wait_reason)
                 self._housekeeping()
@@ -310,6 +317,20 @@ class Learner:
         finally:
             self._loop.close()  # what follows has limits of its own
             self._close()
+
+    def _tell_importer(self) -> None:
+        """Say at once what has to be done, if it was not the launcher that began this run."""
+        if self.config.run.offline and not (self._run_dir / "replay").is_dir():
+            _log.info("the learner waits for shards that hold the data set; %s", self._importer)
+
+    @property
+    def _importer(self) -> str:
+        """The commands that bring the data set to this run."""
+        file, at = self._run_dir / CONFIG_FILE, self.control.control_endpoint
+        return (
+            f"fill shards by `troupe replay import {file} --data-dir DIR`, and run each by `troupe replay "
+            f"serve --learner {at} --data-dir DIR/shard-0 --adopt`"
+        )
 
     def _complete(self) -> bool:
         return self.counters.steps >= self.config.run.total_steps

@@ -72,13 +72,10 @@ def _export(path: Path, config: Config, name: str, slots: int | None) -> str:
         algorithm_name=config.agent.algorithm,
         description="The whole episodes in the replay of a training by Troupe.",
     )
-    try:
-        left_out = _write(writer, found, arenas, agent.fields)
-    except BaseException:
-        writer.discard()
-        raise
+    left_out = _write(writer, found, arenas, agent.fields)
     if not writer.episodes:
         raise DatasetError(f"there is no whole episode in {path}, only {left_out}: nothing was written")
+    writer.finish()
     held = f"{writer.episodes:,} episodes, {writer.steps:,} steps"
     return f"data set {writer.name}: {held}, in {writer.folder}; left out: {left_out}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -21,22 +23,41 @@ from troupe.services.replay.storage.replay import Replay
 MORE, LAST = 2, 3
 """Incarnations of an episode's inserts, and of its last: so it is known again. Clients' are large numbers."""
 
+UNFINISHED = ".unfinished"
+"""Ends the name of a folder that is being written."""
+
 
 def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folder: Path) -> int:
     """Write the episodes into `folder/shard-0` and on, in turn; returns the number of items.
 
-    The folders are of no run: a shard takes them over with `--adopt`.
+    The folders are of no run: a shard takes them over with `--adopt`. `folder` is there when it is whole.
 
     Args:
         config: that `fitted` has made.
         agent: that is to learn from them.
         trajectories: one after the other.
-        folder: made if it is not there.
+        folder: new, or empty.
 
     Raises:
-        ConfigError: a shard's folder is in use or holds something, or has no room.
+        ConfigError: the folder is in use or holds something, or has no room.
         DatasetError: what is to be stored cannot be learned from.
     """
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: give another --data-dir")
+    folder = folder.resolve()
+    unfinished = folder.with_name(folder.name + UNFINISHED)
+    shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+    try:
+        items = _fill(config, agent, trajectories, unfinished)
+        os.replace(unfinished, folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return items
+
+
+def _fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folder: Path) -> int:
     section, steps = config.replay, config.actor.chunk_steps
     tables = section.shard_tables(section.shards)
     fields = compressed_if(section.compression == "lz4", agent.fields)
@@ -44,8 +65,6 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
         shards = []
         for index in range(section.shards):
             place = folder / f"shard-{index}"
-            if place.exists() and any(place.iterdir()):
-                raise ConfigError(f"{place} is not empty: give another --data-dir")
             plan = make_plan(place, tables, section.max_bytes)
             shard = Replay(
                 place, tables, budget_bytes=plan.store_bytes, specs=fields, item_steps=agent.item_steps

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import warnings
 
 import h5py
@@ -67,6 +69,7 @@ def written(spec, name="my/test-v0"):
     )
     for each in made:
         writer.add(each)
+    writer.finish()
     return made
 
 
@@ -171,11 +174,39 @@ def test_ids_that_are_none_or_taken_are_refused_and_nothing_is_left_of_what_is_d
     )
     writer = DatasetWriter("my/other-v0", spec)
     writer.add(next(episodes(spec)))
-    assert (datasets / "my" / "other-v0").is_dir()
     writer.discard()
+    writer.finish()
     assert not (datasets / "my" / "other-v0").exists()
     nested = make_spec(EnvConfig(id="tests.envs.matching:Match-v0", kwargs={"actions": "dict"}))
     one_line(lambda: DatasetWriter("my/other-v0", nested), ConfigError, "several parts")
+
+
+KILLED = """
+import os, signal, sys
+from tests.datasets.test_datasets import DatasetWriter, SPECS, episodes
+writer = DatasetWriter("my/killed-v0", SPECS["reals"])
+for each in episodes(SPECS["reals"]):
+    writer.add(each)
+    if len(sys.argv) > 1:
+        raise ArithmeticError
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["raise"]], ids=["killed", "raised"])
+def test_what_was_not_finished_is_no_data_set(words, datasets):
+    """Neither to us nor to Minari, whatever ended the process that wrote it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, *words], capture_output=True, timeout=120, check=False
+    )
+    assert ended.returncode == (1 if words else -signal.SIGKILL)
+    left = [path for path in datasets.rglob("*") if path.is_file()]
+    assert bool(left) is not bool(words)  # who is killed cannot clean up
+    one_line(lambda: Dataset("my/killed-v0"), DatasetError, "there is no data set")
+    assert minari.list_local_datasets() == {}
+    written(SPECS["reals"], "my/killed-v0")
+    assert list(minari.list_local_datasets()) == ["my/killed-v0"]
+    assert minari.namespace.list_local_namespaces() == ["my"]
 
 
 def changed(file, name, array):

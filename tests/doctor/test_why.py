@@ -11,7 +11,7 @@ from rich.console import Console
 import troupe.services.__main__ as cli
 from tests.doctor.faults import PLANTS, train, unpack
 from tests.launcher.test_progress import STATUS, view
-from troupe.common.config import load_config
+from troupe.common.config import load_config, to_toml
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
 from troupe.common.config.schema import SECTIONS
 from troupe.services.doctor.why import NOTHING, lines_of
@@ -78,6 +78,21 @@ def test_figures_that_mean_a_fault(name):
     config = load_config(preset, None, {}, {})
     assert [each.name for each in faults(Evidence(config, bad, FLAT))] == [name]
     assert not faults(Evidence(config, good, FLAT))
+
+
+def test_a_run_that_learns_from_a_data_set_is_judged_by_its_evaluations(tmp_path):
+    fields = {"run.offline": "my/pendulum-v0", "actor.processes": "0", "replay.capacity_items": "600"} | {
+        "replay.min_items": "1"
+    }
+    (tmp_path / "config.toml").write_text(to_toml(load_config("pendulum-iql", None, fields, {})))
+    line = "{0},{0},{0},{0},{1},{2},{3}\n"
+    for kept, named in ((FLAT, ["unexplained"]), (RISEN, [])):
+        rows = [line.format(step, "evaluator", "eval/episode_return", value) for step, value in kept]
+        rows += [line.format(step, "learner", "learner/explained_variance", -0.3) for step, _ in kept]
+        head = "wall_s,steps,frames,updates,source,name,value\n"
+        (tmp_path / "metrics.csv").write_text(head + "".join(rows))
+        # Nor is it said that replay is small: nothing of a data set is ever lost.
+        assert [each.name for each in faults(of_run(tmp_path))] == named
 
 
 @pytest.mark.parametrize("size", [5e4, 2e-4])

@@ -139,6 +139,11 @@ MADE = {
         },
         "actor.processes",
     ),
+    "serving": (
+        *("pendulum-iql", {"run.offline": "my/pendulum-v0", "actor.processes": "0"}, WAITS),
+        {"learner": 0.3, "replay_0": 0.1},
+        "learner.prefetch",
+    ),
     "learner": ("cartpole-apex", {"learner.device": "cuda"}, LEARNS, {"learner": 1.0}, "smaller network"),
     "small-batches": (
         *("cartpole-apex", {"inference.mode": "central"}),
@@ -165,6 +170,15 @@ def test_on_a_quiet_machine_each_row_is_the_loudest_of_its_own_figures(row):
     found = findings(quiet(preset, fields, metrics, **services))
     assert found[0].name == row, [(each.name, round(each.loudness, 2)) for each in found]
     assert flag in found[0].advice
+
+
+def test_a_run_without_actors_waits_for_none():
+    fields = {"run.offline": "my/pendulum-v0", "actor.processes": "0", "learner.device": "cuda"}
+    waits = {"replay/items": 0.0, "speed/updates_per_s": 0.0, "speed/steps_per_s": 0.0}
+    assert "waiting for replay to serve the data set" in verdict(quiet("pendulum-iql", fields, waits))[0]
+    learns = quiet("pendulum-iql", fields, LEARNS, learner=1.0, replay_0=0.1)
+    assert "bottleneck: learner" in verdict(learns)[0]
+    assert not [each for each in findings(learns) if "actor" in each.what + each.advice]
 
 
 def test_rows_are_found_by_what_was_planted_or_made():

@@ -10,7 +10,7 @@ import pytest
 from tests.harness import Context, Untyped, games, until
 from tests.learner.runs import evaluated, make_config, report, run_learner
 from troupe.common.config import load_config
-from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.errors import CheckpointError, ConfigError, PeerError
 from troupe.common.runtime import StopSignal, checkpoint
 from troupe.common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
 from troupe.common.wire.control.client import ControlClient
@@ -192,6 +192,22 @@ def test_a_flood_of_reports_neither_keeps_the_learner_nor_its_end(tmp_path):
         flooding.join()
         running.end()
     assert ended_in_time
+
+
+def test_a_run_that_is_to_learn_from_a_data_set_says_who_has_to_bring_it(tmp_path, monkeypatch, caplog):
+    """Begun by hand, without the launcher that imports it."""
+    monkeypatch.setattr(service, "DATASET_WAIT_S", 1.0)
+    fields = {"run.offline": "my/cartpole-v0", "actor.processes": "0"}
+    learner = Learner(make_config(tmp_path, **fields), tmp_path, resume=False, stop=StopSignal())
+    with caplog.at_level("INFO"), pytest.raises(PeerError) as ended:
+        learner.run()
+    wanted = (
+        f"fill shards by `troupe replay import {tmp_path}/config.toml --data-dir DIR`, and run each by "
+        f"`troupe replay serve --learner ipc://{tmp_path}/control --data-dir DIR/shard-0 --adopt`"
+    )
+    assert f"waits for shards that hold the data set; {wanted}" in caplog.text
+    assert "no batch of the data set after 1 s (no replay shard has joined)" in str(ended.value)
+    assert str(ended.value).endswith(wanted)
 
 
 def test_divergence_stops_before_it_is_saved_or_published(tmp_path):

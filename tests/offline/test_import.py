@@ -109,6 +109,7 @@ def test_what_cannot_be_learned_from_is_refused_in_a_line(preset, tmp_path, data
         file["episode_1/rewards"][3] = np.inf
     with pytest.raises(DatasetError, match="episode 1: rewards that are not finite"):
         replay_import([preset, "--minari", "my/cartpole-v0", "--data-dir", str(tmp_path / "another")])
+    assert not list(tmp_path.glob("another*")), "a part of a data set is none"
 
 
 def test_a_data_set_that_was_cut_short_is_not_left_behind(datasets, monkeypatch):

@@ -1,9 +1,12 @@
 """A whole run from a data set: no actor, updates as steps, resumed, and taken up by a run with actors."""
 
+import contextlib
 import csv
 
+import psutil
 import pytest
 
+from tests.harness import until
 from tests.launcher.runs import OPTIONS, metric, status
 from tests.offline.test_import import played
 from troupe.common.config import EnvConfig
@@ -53,6 +56,27 @@ def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_pat
     output = start("train", "pendulum-iql", *fields, "--replay.min_items", 100, *SMALL).wait()
     assert "complete at" in output
     assert status(tmp_path / "online")["updates"] > 0
+
+
+def test_who_reads_a_data_set_ends_with_the_launcher(start, tmp_path, datasets):
+    played("my/pendulum-v0", "pendulum-sac", "--sampled")
+    run_dir = tmp_path / "run"
+    run = start("train", "pendulum-iql", "--offline", "my/pendulum-v0", "--run-dir", run_dir, *SMALL)
+    readers = []
+
+    def reading():
+        for child in psutil.Process(run.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                words = child.cmdline()
+                if "import" in words and not any(word.endswith("guard.py") for word in words):
+                    child.suspend()  # it would soon be done
+                    readers.append(child)
+        return readers
+
+    run.wait_until(reading)
+    run.process.kill()
+    (reader,) = readers
+    until(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_data_set_that_is_absent_or_does_not_fit_begins_no_run(start, tmp_path, datasets):
