@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from troupe.common.runtime.metrics import EVALUATION_RETURN, Row, rows_of
+from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN, Row, rows_of
 from troupe.common.stats.intervals import bootstrap, mean
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,7 +28,8 @@ _HEAD = """\
 
 Every training whose `metrics.csv` is kept in [results](results/runs.toml), each a whole run. The score is the
 mean over seeds of the last evaluation in the run, with its 95 % bootstrap interval over seeds, which three
-seeds leave rough; `best` is the mean of the runs' best evaluations. Minutes are those of one run.
+seeds leave rough; `best` is the mean of the runs' best evaluations. Where a run made no evaluations, its last
+training games count, and the row says so. Minutes are those of one run.
 [Results](results.md) says on which machine, beside what, and how evaluations afterwards came out.
 
 | training | seeds | score | 95 % interval | best | steps | minutes | commit |
@@ -42,10 +43,11 @@ class Recorded:
 
     Attributes:
         seed: that of its file's name.
-        last: mean return of its last evaluation.
-        best: of its best one.
+        last: mean return of its last evaluation or, without any, of its last training games.
+        best: the highest of these.
         steps: environment steps.
         minutes: of training, over all resumptions.
+        evaluated: whether it had evaluations.
     """
 
     seed: int
@@ -53,13 +55,15 @@ class Recorded:
     best: float
     steps: int
     minutes: float
+    evaluated: bool = True
 
     @classmethod
     def of(cls, seed: int, rows: list[Row]) -> Recorded:
         """Read them off the rows of a `metrics.csv`."""
-        returns = [row.value for row in rows if row.name == EVALUATION_RETURN]
-        wall_s = max(row.wall_s for row in rows)
-        return cls(seed, returns[-1], max(returns), max(row.steps for row in rows), wall_s / 60)
+        evaluations = [row.value for row in rows if row.name == EVALUATION_RETURN]
+        returns = evaluations or [row.value for row in rows if row.name == TRAINING_RETURN]
+        steps, minutes = max(row.steps for row in rows), max(row.wall_s for row in rows) / 60
+        return cls(seed, returns[-1], max(returns), steps, minutes, bool(evaluations))
 
 
 def recorded(folder: Path) -> dict[str, list[Recorded]]:
@@ -97,7 +101,8 @@ def _row(entry: dict[str, Any], runs: list[Recorded], name: str) -> str:
         interval = f"{found.low:.1f} to {found.high:.1f}"
     minutes = [run.minutes for run in runs]
     spread = f"{min(minutes):.1f} to {max(minutes):.1f}" if len(runs) > 1 else f"{minutes[0]:.1f}"
-    cells = [f"`{training}`", files, f"{np.mean(last):.1f}", interval]
+    score = f"{np.mean(last):.1f}" + ("" if all(run.evaluated for run in runs) else ", in training")
+    cells = [f"`{training}`", files, score, interval]
     cells += [f"{np.mean([run.best for run in runs]):.1f}", f"{max(run.steps for run in runs):,}"]
     cells += [spread, entry["commit"]]
     return f"| {' | '.join(cells)} |\n"

@@ -30,7 +30,9 @@ def test_scores_are_those_in_the_files():
         for run in runs:
             with gzip.open(report.RESULTS / f"{name}-{run.seed}.csv.gz", "rt") as file:
                 rows = list(csv.DictReader(file))
-            returns = [float(row["value"]) for row in rows if row["name"] == "eval/episode_return"]
+            metric = "eval/episode_return" if run.evaluated else "train/episode_return"
+            returns = [float(row["value"]) for row in rows if row["name"] == metric]
+            assert run.evaluated or not any(row["name"] == "eval/episode_return" for row in rows)
             assert (run.last, run.best) == (returns[-1], sorted(returns)[-1])
             assert run.steps == max(int(row["steps"]) for row in rows)
             assert run.minutes * 60 == pytest.approx(max(float(row["wall_s"]) for row in rows))
@@ -52,6 +54,11 @@ def test_a_run_changes_its_row_and_a_stray_file_is_refused(tmp_path):
     files = "[1](results/own-1.csv.gz), [2](results/own-2.csv.gz)"
     assert cells[:3] == ["`cartpole-ppo --seed 3`", files, "15.0"]
     assert cells[3:] == ["10.0 to 20.0", "75.0", "2,000", "1.0 to 2.0", "abc1234"]
+    with gzip.open(folder / "own-2.csv.gz", "wt") as file:
+        file.write("wall_s,steps,frames,updates,source,name,value\n")
+        file.write("60,2000,2000,1,actor-0,train/episode_return,30\n")
+    cells = [cell.strip() for cell in report.page(folder).splitlines()[-1].strip("|").split("|")]
+    assert cells[2:4] == ["20.0, in training", "10.0 to 30.0"]
     shutil.copy(folder / "own-1.csv.gz", folder / "other-1.csv.gz")
     with pytest.raises(SystemExit, match=r"differ in other"):
         report.page(folder)

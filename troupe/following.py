@@ -37,6 +37,14 @@ class Metrics:
         """Return the value of a metric."""
         return self.values[name]
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether the service measured it this time."""
+        return name in self.values
+
+    def get(self, name: str, default: float | None = None) -> float | None:
+        """Return the value of a metric, or `default` where this service has not measured it this time."""
+        return self.values.get(name, default)
+
 
 OnMetrics = Callable[[Metrics], Any]
 OnCheckpoint = Callable[[Path], Any]

@@ -21,7 +21,7 @@ from troupe.common.config import Config, to_toml
 from troupe.common.data.inserts import HeldError
 from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import Chunk, compressed_if
-from troupe.common.envs import VectorEnv, make_spec, make_vector
+from troupe.common.envs import VectorEnv, make_spec, make_vector, means_told
 from troupe.common.errors import ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
@@ -135,9 +135,15 @@ class SerialTraining:
         """One step of every slot, and the updates that it allows."""
         for chunk in self.rollout.step(self.counters.version):
             self.insert(chunk)
+        self.tell_failures()
         self.counters.budget.report(ACTOR, self.rollout.timing.steps, self.env.num_slots)
         while not self.stop and (batch := self.sample()) is not None:
             self.learn(batch)
+
+    def tell_failures(self) -> None:
+        """Say what has failed in an environment, which was made anew and goes on."""
+        while self.env.failures:
+            self.say(f"{self.env.failures.popleft()}; its episode is discarded")
 
     def insert(self, chunk: Chunk) -> None:
         """Store a chunk in every table that batches come from; a full queue is learned from first."""
@@ -224,10 +230,13 @@ class SerialTraining:
         """Record the returns of the games that have ended since the last row, if any has."""
         if not self.rollout.episodes:
             return
-        self.training.take(fields_of(self.rollout.episodes))
-        self.rollout.episodes.clear()
+        episodes = self.rollout.episodes
+        told = {f"env/{name}": value for name, value in means_told(episodes).items()}
+        self.training.take(fields_of(episodes))
+        episodes.clear()
         row = self.training.row()
-        self.write("actor-0", row | self.rollout.timing.opponents())
+        told |= self.rollout.timing.opponents()
+        self.write("actor-0", row | told | {"actor/env_restarts_total": float(self.env.restarts_total)})
         done = f"{self.counters.steps:,} steps, {self.counters.updates:,} updates"
         self.say(f"{done}, return {row['train/episode_return']:.2f}")
 

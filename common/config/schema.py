@@ -364,7 +364,9 @@ class EvaluatorConfig(Section):
         ge=0,
         le=1 << 16,
     )
-    video: bool = tunable(True, "Record a video of the first episode of an evaluation.")
+    video: bool = tunable(
+        True, "Record a video of the first episode of an evaluation, every five minutes and at the end."
+    )
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
 
     @property

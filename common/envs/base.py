@@ -12,9 +12,11 @@ import difflib
 import logging
 import re
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -305,10 +307,21 @@ class Rebuilder:
 
 
 def cause_of(error: BaseException) -> str:
-    """The cause of a Failure: what was returned, or what was raised, in one line."""
+    """The cause of a Failure: what was returned, or what was raised and in which line, in one line."""
     if isinstance(error, BadReturn):
         return str(error)
-    return " ".join(f"raised {type(error).__name__}: {error}".split()).rstrip(":")
+    raised = " ".join(f"raised {type(error).__name__}: {error}".split()).rstrip(":")
+    return raised + _raised_where(error)
+
+
+def _raised_where(error: BaseException) -> str:
+    """` (FILE:LINE)`: the innermost line that is of no library, or nothing."""
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name, path = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        if not name.startswith("troupe.") and "site-packages" not in path:
+            where = f" ({Path(path).name}:{line})"
+    return where
 
 
 def clip_rewards(rewards: np.ndarray, mode: str) -> np.ndarray:

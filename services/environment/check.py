@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BRIEF_S = 1.0
 """Of playing, before a training."""
 WAY_PAST = "; --env.check_timeout_s 0 trains without this check"
+"""What a training may do; somebody who asks for nothing but the check is told the cause alone."""
 _POLL_S = 0.02
 # Longest calls that all of it may take.
 _CALLS_IN_ALL = 5
@@ -110,6 +111,10 @@ def check(
                 child.stdin.write(json.dumps({"env": raw, "options": options}).encode())
             _watch(child, config.id, Path(name), timeout_s)
             return _findings(_found(result, child, config.id, Path(name), said))
+        except ConfigError as error:
+            if thorough:
+                raise type(error)(str(error).replace(WAY_PAST, "")) from None
+            raise
         finally:
             with contextlib.suppress(ProcessLookupError):
                 # The whole group: an engine may have started processes of its own.
@@ -131,8 +136,8 @@ def _watch(child: subprocess.Popen[bytes], env_id: str, directory: Path, timeout
         if now_s - since_s > timeout_s or now_s - began_s > _CALLS_IN_ALL * timeout_s:
             where = running[0] if running else _MAKING
             raise ConfigError(
-                f"{env_id} hangs {where}: nothing came back for {now_s - since_s:.0f} s{WAY_PAST}, "
-                "or with a longer wait"
+                f"{env_id} hangs {where}: nothing came back for {now_s - since_s:.0f} s; "
+                f"--env.check_timeout_s {2 * timeout_s:.0f} waits longer{WAY_PAST}"
             )
 
 

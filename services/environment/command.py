@@ -109,7 +109,7 @@ def _rows(found: checking.Findings, learned: tuple[float, float]) -> list[tuple[
         ("played", f"{found.steps} random steps{frames}"),
         ("rewards", f"{_between(*found.reward_range)}; {_learned(found.reward_range, learned)}"),
         ("episode ends", f"{found.terminated} terminated, {found.truncated} truncated"),
-        ("episodes", _games(found.episodes)),
+        ("episodes", _games(found.episodes, found.steps)),
         *([("failures", failures_of(found))] if found.failures else []),
         ("speed", f"{found.frames_per_s:,.0f} frames per second in one thread"),
     ]
@@ -158,9 +158,9 @@ def failures_of(found: checking.Findings) -> str:
     return f"it failed {times} in {found.steps} steps; the first failure: {found.first_failure}"
 
 
-def _games(games: list[tuple[float, int]]) -> str:
+def _games(games: list[tuple[float, int]], steps: int) -> str:
     if not games:
-        return "none finished"
+        return f"none finished in {steps} steps over all copies: --steps {10 * steps} plays longer"
     scores, steps = [game[0] for game in games], [game[1] for game in games]
     mean = sum(scores) / len(games)
     lengths = f"{min(steps)} to {max(steps)} steps" if min(steps) < max(steps) else f"{steps[0]} steps each"

@@ -55,7 +55,8 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[str]:
         make_directory(run_dir / name, "directory")
     with lock_file(run_dir / ".lock", f"{run_dir} is in use by another launcher; stop that one first"):
         if resume and not has_checkpoint(run_dir):
-            raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint")
+            begins = f"`{own_command()} train {shell_path(run_dir / CONFIG_FILE)}` begins it again"
+            raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint; {begins}")
         yield damage(run_dir) if resume else ""
 
 

@@ -50,7 +50,7 @@ def test_failures_are_counted_and_the_last_is_told(
     watched.close()
     metrics, trouble = reports[-1]
     assert metrics == {"actor/env_restarts_total": 4.0, "actor/env_hangs_total": 0.0}
-    told = f"{BROKEN} raised RuntimeError: the physics exploded at step 3, slot 1, seed "
+    told = f"{BROKEN} raised RuntimeError: the physics exploded (broken.py:68) at step 3, slot 1, seed "
     assert trouble.startswith(told)
     assert watched.metrics() == reports[-1][0]
     before = len(reports)

@@ -34,7 +34,7 @@ def found(env_id: str = BROKEN, **kwargs: object) -> Findings:
             "returned an observation with nan (2 of its 3 numbers) at step 20, slot 0",
         ),
         ({"how": "inf", "at": 0}, "returned an observation with inf (1 of its 3 numbers) in reset(), slot 0"),
-        ({"how": "exit"}, "raised SystemExit: 3 at step 3, slot 0"),
+        ({"how": "exit"}, "raised SystemExit: 3 (broken.py:70) at step 3, slot 0"),
     ],
     ids=str,
 )
@@ -46,16 +46,25 @@ def test_a_broken_environment_is_one_line(kwargs: dict[str, object], line: str) 
     assert told.endswith("; --env.check_timeout_s 0 trains without this check")
 
 
+def test_who_asks_for_the_check_alone_is_told_the_cause_and_not_how_to_leave_it_out() -> None:
+    with pytest.raises(ConfigError) as error:
+        check(EnvConfig(id=BROKEN, kwargs={"how": "nan"}), thorough=True)
+    assert str(error.value).endswith("failures in 100 steps)")
+
+
 def test_what_fails_now_and_then_is_told_and_trained_on() -> None:
     findings = found(how="raise", chance=0.03, length=40)
     assert findings.steps == 100
     assert 0 < findings.failures < 10
-    assert findings.first_failure.startswith(f"{BROKEN} raised RuntimeError: the physics exploded at step ")
+    assert findings.first_failure.startswith(
+        f"{BROKEN} raised RuntimeError: the physics exploded (broken.py:68) at step "
+    )
 
 
 def test_what_fails_often_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"exploded at step \d+, slot ., seed \d+ \(\d+ failures in 100 steps\); --env"
+        ConfigError,
+        match=r"exploded \(broken.py:68\) at step \d+, slot ., seed \d+ \(\d+ failures in 100 steps\); --env",
     ):
         found(how="raise", chance=0.3)
 

@@ -33,8 +33,8 @@ CAUSES = {
     "none terminated": "returned terminated None instead of True or False",
     "old interface": "returned 4 values from step(), not (observation, reward, terminated, truncated, info); "
     "Gym's old interface is understood where env.id begins with old_gym:",
-    "raise": "raised RuntimeError: the physics exploded",
-    "exit": "raised SystemExit: 3",
+    "raise": "raised RuntimeError: the physics exploded (broken.py:68)",
+    "exit": "raised SystemExit: 3 (broken.py:70)",
 }
 
 

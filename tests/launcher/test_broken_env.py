@@ -90,7 +90,7 @@ def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(
     summary = told[-1]
     assert summary.startswith("environments: ")
     assert "failures and 1 hang, the last: actor-0: " in summary
-    assert f"{BROKEN} raised RuntimeError: the physics exploded at step {AT}, slot " in summary
+    assert f"{BROKEN} raised RuntimeError: the physics exploded (broken.py:68) at step {AT}, slot " in summary
 
 
 def test_with_central_inference_a_hanging_environment_is_replaced_as_well(

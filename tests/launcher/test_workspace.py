@@ -79,7 +79,8 @@ def test_resuming_needs_a_run_with_a_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match=r"has no config\.toml"), claimed_run_dir(tmp_path, resume=True):
         pass
     (tmp_path / "config.toml").touch()
-    with pytest.raises(CheckpointError, match="nothing to resume"), claimed_run_dir(tmp_path, resume=True):
+    begins = r"nothing to resume in .*: it has no checkpoint; `.* train .*/config\.toml` begins it again"
+    with pytest.raises(CheckpointError, match=begins), claimed_run_dir(tmp_path, resume=True):
         pass
     save_checkpoint(tmp_path / "checkpoints", {"x": np.zeros(1)}, {"steps": 77})
     with claimed_run_dir(tmp_path, resume=True):

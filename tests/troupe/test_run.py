@@ -273,6 +273,8 @@ def test_callbacks_get_what_is_new_once(tmp_path):
     ]
     assert evaluated == told[1:]
     assert evaluated[0]["eval/episode_return"] == 5.0
+    assert ("loss" in told[0], "loss" in told[1]) == (True, False)
+    assert (told[0].get("loss"), told[1].get("loss"), told[1].get("loss", 0.0)) == (2.0, None, 0.0)
     assert [path.name for path in saved] == ["step-000000000010"]
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("sode_return,6\n")

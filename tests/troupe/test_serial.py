@@ -63,6 +63,25 @@ def test_a_run_of_one_seed_repeats_itself(tmp_path):
     assert all((one.arrays[key] == other.arrays[key]).all() for key in one.arrays)
 
 
+def test_failures_of_an_environment_are_told_and_counted(tmp_path, capsys):
+    kwargs = "{how = 'nan reward', chance = 0.02}"
+    words = ["train", "--algo", "ppo", "--env", "tests.envs.broken:Broken-v0", "--env.kwargs", kwargs]
+    more = [
+        "--serial",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--total-steps",
+        "2000",
+        "--evaluator.enabled",
+        "false",
+    ]
+    assert cli.main([*words, *more, *QUICK]) == 0
+    told = capsys.readouterr().out.count("Broken-v0 returned the reward nan at step ")
+    assert told >= 5
+    counted = float(rows(tmp_path / "run")["actor/env_restarts_total"]["value"])
+    assert 0 < counted <= told
+
+
 @pytest.mark.slow
 def test_it_learns_cartpole(tmp_path, capsys):
     words = [
