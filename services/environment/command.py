@@ -158,9 +158,9 @@ def failures_of(found: checking.Findings) -> str:
     return f"it failed {times} in {found.steps} steps; the first failure: {found.first_failure}"
 
 
-def _games(games: list[tuple[float, int]], steps: int) -> str:
+def _games(games: list[tuple[float, int]], played: int) -> str:
     if not games:
-        return f"none finished in {steps} steps over all copies: --steps {10 * steps} plays longer"
+        return f"none finished in {played} steps over all copies: --steps {10 * played} plays longer"
     scores, steps = [game[0] for game in games], [game[1] for game in games]
     mean = sum(scores) / len(games)
     lengths = f"{min(steps)} to {max(steps)} steps" if min(steps) < max(steps) else f"{steps[0]} steps each"

@@ -112,9 +112,7 @@ BAD_INPUT = [
     ("train pong-apex --env.id gym:CartPole-v1", ["'small' does not suit", "--agent.torso mlp"]),
     (
         "train cartpole-apex --env.id tests.envs.broken:Broken-v0 --env.kwargs.how raise",
-        [
-            "tests.envs.broken:Broken-v0 raised RuntimeError: the physics exploded (broken.py:68) at step 3, slot 0"
-        ],
+        ["tests.envs.broken:Broken-v0 raised RuntimeError: the physics exploded (broken.py:68) at step 3"],
     ),
     (
         "env check tests.envs.broken:Broken-v0 --env.kwargs.how _exit --env.kwargs.at 0",
