@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -29,6 +29,25 @@ MOST = 1e100
 """Larger numbers are left out: sums and powers of these would not be finite."""
 _FEWEST = 4
 """Returns without which nothing is said of their rise."""
+
+
+class Course(NamedTuple):
+    """Mean returns of a fifth of a run each: the first, the best and the last one."""
+
+    first: float
+    best: float
+    best_steps: float
+    """Steps of the run at the end of the best."""
+    last: float
+    part: int
+    """Returns in a mean."""
+    chance: float
+    """What two such means differ by if nothing but chance is at work."""
+
+    @property
+    def rose(self) -> bool:
+        """Whether the best is more than chance."""
+        return self.best - self.first > 5.0 * self.chance
 
 
 class Evidence:
@@ -52,7 +71,9 @@ class Evidence:
         # The newest values of a run may be NaN: the loss of one that diverges is.
         self.metrics = {name: value for name, value in metrics.items() if abs(value) <= MOST}
         self._peaks = {name: value for name, value in (peaks or {}).items() if abs(value) <= MOST}
-        self.returns = [value for _, value in returns if abs(value) <= MOST]
+        points = [(steps, value) for steps, value in returns if abs(value) <= MOST]
+        self.returns = [value for _, value in points]
+        self._steps = [steps for steps, _ in points]
 
     def __getitem__(self, metric: str) -> float | None:
         return self.metrics.get(metric)
@@ -87,22 +108,35 @@ class Evidence:
         return self.config.replay.sampled_tables() if self.config is not None else []
 
     @cached_property  # several causes ask, and long runs have thousands of returns
+    def course(self) -> Course | None:
+        """How returns went; None where there are too few to tell."""
+        if len(self.returns) < _FEWEST:
+            return None
+        part = max(1, len(self.returns) // 5)
+        means = sliding_window_view(np.array(self.returns), part).mean(axis=1)
+        best = int(means.argmax())
+        steps = [abs(one - other) for one, other in zip(self.returns, self.returns[1:], strict=False)]
+        return Course(
+            first=float(means[0]),
+            best=float(means[best]),
+            best_steps=self._steps[best + part - 1],
+            last=float(means[-1]),
+            part=part,
+            chance=statistics.median(steps) / math.sqrt(part),
+        )
+
+    @property
     def learned(self) -> float:
         """How much of its rise a run has kept, 0 to 1: 1 where returns are higher than ever.
 
         0 as well where they never rose by more than they scatter; 1 where there are too few to tell.
         """
-        if len(self.returns) < _FEWEST:
+        course = self.course
+        if course is None:
             return 1.0
-        part = max(1, len(self.returns) // 5)
-        means = sliding_window_view(np.array(self.returns), part).mean(axis=1)
-        first, best, last = float(means[0]), float(means.max()), float(means[-1])
-        steps = [abs(one - other) for one, other in zip(self.returns, self.returns[1:], strict=False)]
-        # Two means of so many values differ by chance by about this.
-        chance = statistics.median(steps) / math.sqrt(part)
-        if best - first <= 5.0 * chance:
+        if not course.rose:
             return 0.0
-        return max(0.0, min(1.0, (last - first) / (best - first)))
+        return max(0.0, min(1.0, (course.last - course.first) / (course.best - course.first)))
 
 
 def of_view(view: RunView) -> Evidence:

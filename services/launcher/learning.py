@@ -201,5 +201,16 @@ FAULTS = (
         "gradients of {norm:.3g} are clipped to {limit:g}: the loss has the wrong scale",
         "smaller rewards, or a larger --agent.max_grad_norm",
     ),
+    Fault(
+        "fallen",
+        "returns rise, then fall",
+        causes.fallen,
+        ("train/episode_return",),
+        f"{causes.FALLEN:.0%} of the rise is lost again, and more than chance explains",
+        "the return rose to {best:.3g} by step {steps:,.0f} and has fallen to {last:.3g} since: steps of the "
+        "optimiser may be too large",
+        "{advice}",
+        "a smaller --agent.learning_rate",
+    ),
 )
 """What may keep a run from learning. What a user can mend directly comes before what follows from it."""

@@ -30,6 +30,10 @@ LONG = 20.0
 """Episodes of the same length that are shorter are usual games."""
 HORIZONS = 2.0
 """Times `1 / (1 - gamma)` from one reward to the next: beyond, less than an eighth of it is left."""
+FALLEN = 0.6
+"""Share of its rise that a run has lost."""
+SEVERAL = 3
+"""Returns without which a mean of them is no ground for saying that they have fallen."""
 OLD_ON_POLICY, OLD = 4.0, 32.0
 """Versions by which fresh experience may be old: of several passes over it, and of one with V-trace."""
 BOUND = 0.8
@@ -266,3 +270,18 @@ def exploration(run: Evidence) -> Figures | None:
     if epsilon is None or epsilon > 0.005:
         return None
     return 0.4 * (1.0 - run.learned), {"epsilon": epsilon}
+
+
+def fallen(run: Evidence) -> Figures | None:
+    """Returns rose, and most of that is lost again."""
+    course = run.course
+    if course is None or course.part < SEVERAL or not course.rose or 1.0 - run.learned < FALLEN:
+        return None
+    # A share of a small rise may be chance again.
+    if course.best - course.last <= 5.0 * course.chance:
+        return None
+    advice = (
+        "a smaller --agent.learning_rate" if run.has("learning_rate") else "smaller steps of the optimiser"
+    )
+    figures = {"best": course.best, "steps": course.best_steps, "last": course.last, "advice": advice}
+    return 0.35, figures  # quiet: whatever says why they fell comes first

@@ -5,6 +5,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -48,7 +49,7 @@ def name_of(shown):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_each_fault_is_named_by_a_planted_run_or_by_figures_made_for_it(fault, tmp_path):
     planted = {each for name in FAULTY for each in name_of(SHOWN[name])}
-    assert fault.name in planted | MADE.keys()
+    assert fault.name in planted | MADE.keys() | {"fallen"}  # by its own test, as it goes by returns alone
 
 
 RISEN = [(steps, float(steps)) for steps in range(20)]
@@ -123,6 +124,40 @@ def test_an_agent_that_has_learned_may_do_the_same_always():
     assert [each.name for each in faults(Evidence(config, flat, FLAT))] == ["dead-units", "entropy"]
     assert not faults(Evidence(config, flat, RISEN))
     assert not faults(Evidence(config, flat, FLAT[:2]))  # too early to tell
+
+
+def went(*levels, deviation=0.4, seed=0):
+    """Returns `[(steps, value)]`, ten around each level, 100 steps apart."""
+    values = np.repeat(levels, 10) + np.random.default_rng(seed).normal(0.0, deviation, 10 * len(levels))
+    return [(100.0 * (place + 1), float(value)) for place, value in enumerate(values)]
+
+
+def test_returns_that_rose_and_fell_are_named_with_what_they_were_and_when():
+    config = load_config("cartpole-ppo")
+    for seed in range(50):
+        returns = went(-1.5, 0.0, 1.8, 0.0, -0.8, seed=seed)
+        (found,) = faults(Evidence(config, {}, returns))
+        assert (found.name, found.advice) == ("fallen", "a smaller --agent.learning_rate")
+        best, steps, last = re.findall(r"-?\d[\d,.]*\d", found.what)
+        assert (float(best), float(last)) == pytest.approx((1.8, -0.8), abs=0.5)
+        assert 2_500 <= int(steps.replace(",", "")) <= 3_500
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        (0.0,) * 6,  # never rose
+        (-1.0, 0.0, 1.0, 2.0, 2.0),
+        (-1.0, 0.0, 2.0, 0.3, 2.0),  # back again
+        (-1.0, 2.0, 2.0, 1.0, 1.0),  # kept most of it
+        (2.0, 1.0, 0.0, -1.0, -2.0),  # only fell
+    ],
+)
+def test_returns_that_did_not_rise_or_kept_it_are_not(levels):
+    config = load_config("cartpole-ppo")
+    for seed in range(50):
+        assert not faults(Evidence(config, {}, went(*levels, seed=seed)))
+    assert not faults(Evidence(config, {}, went(-1.5, 1.8, -0.8)[::6]))  # too few to tell
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
