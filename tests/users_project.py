@@ -29,7 +29,7 @@ def build_project(folder: Path, shadows: bool = True) -> Path:
     (folder / "utils.py").write_text("OURS = True\n")
     for name in ("signal", "queue") if shadows else ():
         (folder / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the project was imported')\n")
-    for name in ("corridor", "munchausen"):
+    for name in ("corridor", "munchausen", "a2c"):
         module = folder / "my_package" / f"{name}.py"
         head = "from __future__ import annotations\n"
         module.write_text(module.read_text().replace(head, f"{head}\n{OWN}", 1))

@@ -11,6 +11,7 @@ from troupe.common.agents.base import Batch
 from troupe.common.config import EnvConfig
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
 from troupe.common.envs import make_vector
+from troupe.common.errors import ConfigError
 from troupe.services.actor.local_inference import Rollout
 
 ITEMS = 4
@@ -45,7 +46,14 @@ def config_of(name, **fields):
 def agent_of(name, seed=0, env=VECTORS):
     vector = make_vector(env, 1, 0)
     vector.close()
-    return make_agent(config_of(name), vector.spec, seed=seed)
+    config = config_of(name)
+    try:
+        return make_agent(config, vector.spec, seed=seed)
+    except ConfigError as refused:
+        # Which observations an algorithm takes is its own affair; those of this tree take all.
+        if name in OUTSIDE:
+            pytest.skip(str(refused))
+        raise
 
 
 def played(agent, env=VECTORS):

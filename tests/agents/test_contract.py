@@ -110,7 +110,8 @@ def test_statistics_of_pixels_come_from_the_learner_and_are_exact_where_weights_
 
 @every_algorithm
 def test_pixels_can_be_left_as_they_are_and_their_statistics_freeze(name):
-    plain = make_agent(config_of(name, normalize_pixels=False), agent_of(name, env=PIXELS).spec)
+    spec = agent_of(name, env=PIXELS).spec
+    plain = make_agent(config_of(name, normalize_pixels=False), spec)
     assert not [key for key in plain.params() if key.startswith("inputs.")]
     frozen = make_agent(config_of(name, normalize_pixels_frames=1), plain.spec)
     arguments = batch(frozen, PIXELS)

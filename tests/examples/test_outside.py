@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.users_project import build_project
+from tests.agents.contract import OPTIONS, PIXELS, agent_of
+from tests.agents.in_process import evaluate, learn_through_a_queue
+from tests.users_project import EXAMPLE, build_project
+from troupe.common.config import load_config
+from troupe.common.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s", "0"]
@@ -83,11 +87,30 @@ def test_cartpole_trains_from_python(folder, troupe):
     assert steps_of(folder) == 2400
 
 
+@pytest.mark.timeout(300)
+def test_the_one_that_learns_on_policy_learns_cartpole(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    config = load_config(str(EXAMPLE / "a2c-cartpole.toml"))
+    slots, batch = config.actor.slots, config.replay.batch_size
+    agent, _ = learn_through_a_queue(config.agent, config.env, slots=slots, batch=batch, steps=16_000, seed=0)
+    assert evaluate(agent, config.env) > 80  # a policy at random: 20; one that always does the same: 9
+
+
 @pytest.mark.slow
-def test_the_contract_of_algorithms_holds_for_it(folder, troupe):
+def test_the_contract_of_algorithms_holds_for_both(folder, troupe):
     words = ["-P", "-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests/agents/test_contract.py"]
     code = "import os, sys; os.environ['PYTHONPATH'] = os.getcwd(); os.chdir(sys.argv[1]); "
-    code += "os.environ['TROUPE_CONTRACT'] = 'my_package.munchausen'; "
+    code += "os.environ['TROUPE_CONTRACT'] = 'my_package.munchausen,my_package.a2c'; "
     code += "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
-    out = troupe(ROOT, *words, "-k", "my_package", program=("-c", code))
-    assert "passed" in out
+    out = troupe(ROOT, *words, "-rs", "-k", "my_package", program=("-c", code))
+    assert "passed, 5 skipped" in out
+    assert "my_package.a2c takes vectors, which observations of tests.envs.catch:Catch-v0 are not" in out
+
+
+def test_an_algorithm_of_this_tree_is_not_skipped_for_what_it_refuses(monkeypatch):
+    monkeypatch.setitem(OPTIONS, "apex, of vectors", {"torso": "mlp"})
+    with pytest.raises(
+        BaseException, match="does not suit"
+    ) as raised:  # pytest's own for a skip is no Exception
+        agent_of("apex, of vectors", env=PIXELS)
+    assert raised.type is ConfigError
