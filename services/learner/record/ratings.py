@@ -81,13 +81,13 @@ class Ratings:
         return {"eval/elo": rating.elo, "eval/elo_error": rating.error}
 
     def _match(self, version: int, metrics: dict[str, float]) -> Match | None:
-        """What was played, as far as an evaluator can be believed."""
-        opponent, games = int(metrics.get(OPPONENT_VERSION, -1)), metrics.get(OPPONENT_GAMES, 0.0)
+        """What was played, as far as an evaluator can be believed: it may say any number, or none (nan)."""
+        opponent, games = metrics.get(OPPONENT_VERSION, -1.0), metrics.get(OPPONENT_GAMES, 0.0)
         rate = metrics.get(OPPONENT_WIN_RATE, -1.0)
         known = any(kept.version == opponent for kept in self._kept) and opponent < version
         if not known or not 0 < games <= MAX_GAMES or not 0 <= rate <= 1:
             return None
-        return Match(version, opponent, games, rate * games)
+        return Match(version, int(opponent), games, rate * games)
 
     def _keep(self, published: Published) -> None:
         self._kept.append(published)

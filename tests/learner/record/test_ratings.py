@@ -10,6 +10,7 @@ import pytest
 
 from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
 from troupe.common.wire.control.params import Published, decode_params, encode_params
+from troupe.services.learner.record.gathered import OF_A_MATCH
 from troupe.services.learner.record.ratings import MAX_KEPT, Ratings
 
 
@@ -99,6 +100,7 @@ def test_what_cannot_be_believed_is_not_counted(tmp_path: Path) -> None:
         {OPPONENT_GAMES: 1e30},
         {OPPONENT_WIN_RATE: 1.5},
         {OPPONENT_WIN_RATE: -0.5},
+        *({name: number} for name in OF_A_MATCH for number in (float("nan"), float("inf"), float("-inf"))),
     ]
     for lie in lies:
         assert run.evaluate(11, **lie) == {}
