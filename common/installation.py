@@ -122,7 +122,7 @@ def _missing(module: str, error: ImportError) -> str:
     if top != module.partition(".")[0]:
         return f": the module {module} imports {missing}, which is not installed"
     if Path(f"{top}.py").exists() or Path(top).is_dir():
-        return f": Python does not look for {missing} in this folder unless PYTHONPATH is ."
+        return f": Python does not look for {missing} in this folder; begin the command with PYTHONPATH=."
     return (
         f" needs the module {missing}: install its package or, if it is a file of yours, name its folder "
         "with PYTHONPATH"

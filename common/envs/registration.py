@@ -77,7 +77,9 @@ def registered_by(module: str, registry: Mapping[str, Any]) -> list[str]:
 
 def hint_of_module(module: str, name: str, known: list[str]) -> str:
     """Return what to say where `module`, as `env.id` names it, has no `name` among its `known` ids."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    there = [] if module == in_process.__name__ else list(vars(sys.modules.get(module, object)))
+    callables = [each for each in there if each[0] != "_" and maker_of(module, each)]
+    near = difflib.get_close_matches(name, [*known, *callables], n=1, cutoff=0.5)
     if near:
         return f"did you mean {module}:{near[0]}?"
     if not known:

@@ -148,6 +148,7 @@ def test_flattened_symbols_become_one_hot() -> None:
         ("tests.envs.said:Wolf-v0", "the module registers Said-v0"),
         ("old_gym:tests.envs.said:Wolf-v0", "the module registers Said-v0"),
         ("tests.envs.said:Sayd-v0", "did you mean tests.envs.said:Said-v0"),
+        ("tests.envs.crowd:Crowdd", r"did you mean tests.envs.crowd:Crowd\?"),
         ("json:Wolf-v0", "the module registers no environment of its own"),
         ("CartPole-v1", "has no family: did you mean gym:CartPole-v1"),
         ("CartPol-v1", "has no family: did you mean gym:CartPole-v1"),
