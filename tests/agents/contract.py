@@ -2,6 +2,7 @@
 
 import os
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -36,6 +37,29 @@ OPTIONS = {
 """Fields that make another agent of an algorithm, whose name is before the comma."""
 
 
+REALS_ONLY = {"td3"}
+"""Algorithms that take no choices: in their environments a real number stands for one."""
+
+
+class RealActions(gymnasium.ActionWrapper):
+    """A number from -1 to 1 in place of a choice."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.choices = env.action_space.n
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def action(self, action):
+        """The choice in whose part of the range a number lies."""
+        return min(self.choices - 1, int((action[0] + 1) / 2 * self.choices))
+
+
+def env_of(name, env=VECTORS):
+    """The environment that an algorithm is tested on: `env`, with actions that it takes."""
+    wrappers = [f"{__name__}:RealActions"] if name in REALS_ONLY else env.wrappers
+    return env.model_copy(update={"wrappers": wrappers})
+
+
 every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, *OPTIONS, *OUTSIDE])
 
 
@@ -44,7 +68,7 @@ def config_of(name, **fields):
 
 
 def agent_of(name, seed=0, env=VECTORS):
-    vector = make_vector(env, 1, 0)
+    vector = make_vector(env_of(name, env), 1, 0)
     vector.close()
     config = config_of(name)
     try:
@@ -58,6 +82,7 @@ def agent_of(name, seed=0, env=VECTORS):
 
 def played(agent, env=VECTORS):
     """The first chunks that an agent's play brings: at least `ITEMS` items."""
+    env = env_of(agent.config.algorithm, env)
     rollout, chunks = Rollout(agent, make_vector(env, 2, 0), 6, seed=0), []
     rollout.explore([0, 1], 2)
     while sum(len(chunk.offsets) for chunk in chunks) < ITEMS:

@@ -15,6 +15,7 @@ from tests.agents.contract import (
     batch,
     config_of,
     copied,
+    env_of,
     every_algorithm,
     played,
 )
@@ -75,13 +76,13 @@ def test_another_acts_and_values_alike_with_its_parameters(name):
     first, second = agent_of(name), agent_of(name, seed=1)
     first.update(batch(first))
     second.load_params(copied(first.params()))
-    rollout = Rollout(first, make_vector(VECTORS, 3, 0), 6, seed=0)
+    rollout = Rollout(first, make_vector(env_of(name), 3, 0), 6, seed=0)
     for _ in range(9):
         inputs, epsilon = rollout._slots.inputs, np.full(3, 0.5, np.float32)
         acts = [agent.act(inputs, epsilon, np.random.default_rng(0)) for agent in (first, second)]
         np.testing.assert_array_equal(*(act.action for act in acts))
         np.testing.assert_allclose(*(agent.values(inputs) for agent in (first, second)), rtol=1e-5)
-        assert acts[0].action.dtype == np.int64
+        assert acts[0].action.dtype == (np.float32 if first.spec.actions.reals else np.int64)
         if first.memory_size:
             assert acts[0].memory.shape == (3, first.memory_size)
         rollout.step(0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.agents.contract import PIXELS, VECTORS, config_of, every_algorithm
+from tests.agents.contract import PIXELS, VECTORS, config_of, env_of, every_algorithm
 from troupe.common.agents import make_agent
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.sac import SacConfig
@@ -73,7 +73,7 @@ def test_last_layers_have_the_gain_of_what_they_give():
 @pytest.mark.parametrize("env", [VECTORS, PIXELS], ids=["vectors", "pixels"])
 def test_every_algorithm_begins_as_it_is_told(name, env):
     """Every layer's weights change with the initialiser, and are the same again with the same seed."""
-    spec, kinds = make_spec(env), ("auto", "he_uniform", "he_uniform")
+    spec, kinds = make_spec(env_of(name, env)), ("auto", "he_uniform", "he_uniform")
     usual, other, again = (make_agent(config_of(name, initializer=each), spec, seed=0) for each in kinds)
     layers = [
         f"{path}.weight"
