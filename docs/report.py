@@ -28,8 +28,8 @@ _HEAD = """\
 
 Every training whose `metrics.csv` is kept in [results](results/runs.toml), each a whole run. The score is the
 mean over seeds of the last evaluation in the run, with its 95 % bootstrap interval over seeds, which three
-seeds leave rough; `best` is the mean of the runs' best evaluations. Where a run made no evaluations, its last
-training games count, and the row says so. Minutes are those of one run.
+seeds leave rough; `best` is the mean of the runs' best evaluations. Without evaluations,
+twentieths of its training take their place, and the row says so. Minutes are those of one run.
 [Results](results.md) says on which machine, beside what, and how evaluations afterwards came out.
 
 | training | seeds | score | 95 % interval | best | steps | minutes | commit |
@@ -43,7 +43,7 @@ class Recorded:
 
     Attributes:
         seed: that of its file's name.
-        last: mean return of its last evaluation or, without any, of its last training games.
+        last: mean return of its last evaluation or, without any, of the last twentieth of its training.
         best: the highest of these.
         steps: environment steps.
         minutes: of training, over all resumptions.
@@ -61,9 +61,14 @@ class Recorded:
     def of(cls, seed: int, rows: list[Row]) -> Recorded:
         """Read them off the rows of a `metrics.csv`."""
         evaluations = [row.value for row in rows if row.name == EVALUATION_RETURN]
-        returns = evaluations or [row.value for row in rows if row.name == TRAINING_RETURN]
+        returns = evaluations or _twentieths([row.value for row in rows if row.name == TRAINING_RETURN])
         steps, minutes = max(row.steps for row in rows), max(row.wall_s for row in rows) / 60
         return cls(seed, returns[-1], max(returns), steps, minutes, bool(evaluations))
+
+
+def _twentieths(returns: list[float]) -> list[float]:
+    """Their means: a single row of training is the return of a game or two."""
+    return [float(part.mean()) for part in np.array_split(returns, min(20, len(returns)))]
 
 
 def recorded(folder: Path) -> dict[str, list[Recorded]]:

@@ -33,7 +33,12 @@ def test_scores_are_those_in_the_files():
             metric = "eval/episode_return" if run.evaluated else "train/episode_return"
             returns = [float(row["value"]) for row in rows if row["name"] == metric]
             assert run.evaluated or not any(row["name"] == "eval/episode_return" for row in rows)
-            assert (run.last, run.best) == (returns[-1], sorted(returns)[-1])
+            if run.evaluated:
+                assert (run.last, run.best) == (returns[-1], sorted(returns)[-1])
+            else:
+                last = returns[-(len(returns) // 20) :]
+                assert run.last == pytest.approx(sum(last) / len(last))
+                assert run.last <= run.best < max(returns)
             assert run.steps == max(int(row["steps"]) for row in rows)
             assert run.minutes * 60 == pytest.approx(max(float(row["wall_s"]) for row in rows))
 
