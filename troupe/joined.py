@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from troupe.common.envs import Step, VectorEnv
-from troupe.common.envs.base import Seed, slot_seeds
+from troupe.common.envs.base import KEPT_FAILURES, Seed, slot_seeds
 
 
 class JoinedVector(VectorEnv):
@@ -25,6 +26,7 @@ class JoinedVector(VectorEnv):
         self.steps_per_s = parts[0].steps_per_s
         self._parts = parts
         self._firsts = [sum(counts[:index]) for index in range(len(parts))]
+        self.failures = deque(maxlen=KEPT_FAILURES)
         self.assign(range(self.num_slots), self.num_slots)
 
     def assign(self, slots: Sequence[int], total_slots: int) -> None:
@@ -35,9 +37,12 @@ class JoinedVector(VectorEnv):
     def reset(self, seed: Seed | None = None) -> np.ndarray:
         """See `VectorEnv`."""
         if seed is None:
-            return np.concatenate([part.reset() for part in self._parts])
-        seeds: list[int] = slot_seeds(seed, self.num_slots).tolist()
-        return np.concatenate([part.reset(own) for own, part in self._of_parts(seeds)])
+            obs = [part.reset() for part in self._parts]
+        else:
+            seeds: list[int] = slot_seeds(seed, self.num_slots).tolist()
+            obs = [part.reset(own) for own, part in self._of_parts(seeds)]
+        self._take_failures()
+        return np.concatenate(obs)
 
     def step(self, actions: np.ndarray) -> Step:
         """See `VectorEnv`."""
@@ -61,7 +66,17 @@ class JoinedVector(VectorEnv):
             joined.episodes += [each._replace(slot=first + each.slot) for each in step.episodes]
             joined.discarded += [first + slot for slot in step.discarded]
             joined.idle += [first + slot for slot in step.idle]
+        self._take_failures()
         return joined
+
+    def _take_failures(self) -> None:
+        """Number the slots of what has failed through, as all others are."""
+        for first, part in zip(self._firsts, self._parts, strict=True):
+            while part.failures:
+                failure = part.failures.popleft()
+                slot = None if failure.slot is None else first + failure.slot
+                self.failures.append(replace(failure, slot=slot))
+        self.restarts_total = sum(part.restarts_total for part in self._parts)
 
     def render_frame(self, slot: int) -> np.ndarray:
         """See `VectorEnv`."""

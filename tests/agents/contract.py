@@ -11,7 +11,7 @@ from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.config import EnvConfig
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
-from troupe.common.envs import make_vector
+from troupe.common.envs import make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.services.actor.local_inference import Rollout
 
@@ -58,6 +58,11 @@ def env_of(name, env=VECTORS):
     """The environment that an algorithm is tested on: `env`, with actions that it takes."""
     wrappers = [f"{__name__}:RealActions"] if name in REALS_ONLY else env.wrappers
     return env.model_copy(update={"wrappers": wrappers})
+
+
+def actions_of(name):
+    """Actions that an algorithm takes: one of three choices, or a real number."""
+    return make_spec(env_of(name)).actions
 
 
 every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, *OPTIONS, *OUTSIDE])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.agents.contract import actions_of
 from tests.agents.replayed import batch_of, windows
 from tests.cli.exported import onnx, torchscript
 from troupe.common.agents import make_agent
@@ -53,7 +54,7 @@ class Planes:
 
     def step(self, action):
         self._steps += 1
-        return self._push(), 0.5 * action, self._steps == 7, False
+        return self._push(), 0.5 * float(np.ravel(action)[0]), self._steps == 7, False
 
     def close(self):
         pass
@@ -85,7 +86,8 @@ def same(packed, whole):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_agent_acts_and_learns_as_with_whole_pixels(name, normalize):
     config = agent_model(name)(normalize_pixels=normalize)
-    agents = [make_agent(config, spec, seed=1) for spec in (PACKED, WHOLE)]
+    specs = [replace(spec, actions=actions_of(name)) for spec in (PACKED, WHOLE)]
+    agents = [make_agent(config, spec, seed=1) for spec in specs]
     chunks, taken = [[], []], 0
     rollouts = [rollout_of(agent) for agent in agents]
     while taken < 4:

@@ -1,10 +1,12 @@
 """Every algorithm takes every torso by its name."""
 
 import typing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.agents.contract import actions_of
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Inputs
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
@@ -25,7 +27,9 @@ def test_the_names_are_those_of_the_networks():
 @pytest.mark.parametrize("torso", PIXEL_TORSOS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_algorithm_acts_with_each(algorithm, torso):
-    agent = make_agent(agent_model(algorithm)(torso=torso), PICTURES)
+    spec = replace(PICTURES, actions=actions_of(algorithm))
+    agent = make_agent(agent_model(algorithm)(torso=torso), spec)
     obs = np.zeros((2, *PICTURES.obs_shape), np.uint8)
-    inputs = Inputs.start(obs, agent.memory_size, PICTURES.actions)
-    assert agent.act(inputs, np.zeros(2, np.float32), np.random.default_rng(0)).action.shape == (2,)
+    inputs = Inputs.start(obs, agent.memory_size, spec.actions)
+    act = agent.act(inputs, np.zeros(2, np.float32), np.random.default_rng(0))
+    assert act.action.shape == (2, *spec.actions.shape)
