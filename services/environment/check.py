@@ -31,7 +31,15 @@ _POLL_S = 0.02
 # Longest calls that all of it may take.
 _CALLS_IN_ALL = 5
 _MAKING = "while it is made"
-_ERRORS: dict[str, type[TroupeError]] = {error.__name__: error for error in (ConfigError, MissingEngineError)}
+
+
+class BrokenError(ConfigError):
+    """The environment itself fails, hangs or crashes."""
+
+
+_ERRORS: dict[str, type[TroupeError]] = {
+    error.__name__: error for error in (ConfigError, BrokenError, MissingEngineError)
+}
 
 
 @dataclass(frozen=True)
@@ -111,10 +119,8 @@ def check(
                 child.stdin.write(json.dumps({"env": raw, "options": options}).encode())
             _watch(child, config.id, Path(name), timeout_s)
             return _findings(_found(result, child, config.id, Path(name), said))
-        except ConfigError as error:
-            if thorough:
-                raise type(error)(str(error).replace(WAY_PAST, "")) from None
-            raise
+        except BrokenError as error:
+            raise ConfigError(f"{error}{'' if thorough else WAY_PAST}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 # The whole group: an engine may have started processes of its own.
@@ -123,7 +129,7 @@ def check(
 
 
 def _watch(child: subprocess.Popen[bytes], env_id: str, directory: Path, timeout_s: float) -> None:
-    """Wait for the end; ConfigError where a call does not return in time."""
+    """Wait for the end; BrokenError where a call does not return in time."""
     began_s = since_s = time.monotonic()
     last: list[calls.Call] = []
     while child.poll() is None:
@@ -135,16 +141,16 @@ def _watch(child: subprocess.Popen[bytes], env_id: str, directory: Path, timeout
             last, since_s = running, now_s
         if now_s - since_s > timeout_s or now_s - began_s > _CALLS_IN_ALL * timeout_s:
             where = running[0] if running else _MAKING
-            raise ConfigError(
+            raise BrokenError(
                 f"{env_id} hangs {where}: nothing came back for {now_s - since_s:.0f} s; "
-                f"--env.check_timeout_s {2 * timeout_s:.0f} waits longer{WAY_PAST}"
+                f"--env.check_timeout_s {2 * timeout_s:.0f} waits longer"
             )
 
 
 def _found(
     result: Path, child: subprocess.Popen[bytes], env_id: str, directory: Path, said: IO[bytes]
 ) -> dict[str, Any]:
-    """What the child wrote. Raises the error that it wrote, or ConfigError where it did not get that far."""
+    """What the child wrote. Raises the error that it wrote, or BrokenError where it did not get that far."""
     if result.exists():
         found: dict[str, Any] = json.loads(result.read_text())
         if "error" in found:
@@ -155,9 +161,7 @@ def _found(
     said.seek(0)
     lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
     last = f"; its last words: {lines[-1][:200]}" if lines else ""
-    raise ConfigError(
-        f"{env_id} ended the process {where} ({calls.ending(child.returncode)}){last}{WAY_PAST}"
-    )
+    raise BrokenError(f"{env_id} ended the process {where} ({calls.ending(child.returncode)}){last}")
 
 
 def _findings(found: dict[str, Any]) -> Findings:

@@ -19,9 +19,9 @@ import numpy as np
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import base, inspect, make_spec, make_vector
 from troupe.common.envs.calls import CHECKER, Calls
-from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.errors import TroupeError
 from troupe.common.spaces import unpacked
-from troupe.services.environment.check import WAY_PAST
+from troupe.services.environment.check import BrokenError
 
 MAX_FAILURES = 0.1
 """Of the steps played; a training in which more fail learns from little."""
@@ -47,14 +47,14 @@ def probe(
 ) -> dict[str, Any]:
     """Random actions for `steps` steps over all slots, but no longer than about `seconds`.
 
-    Raises ConfigError where a training would not get past the environment's failures.
+    Raises BrokenError where a training would not get past the environment's failures.
     """
     spec = make_spec(config)
     vector = make_vector(config, -(-slots // spec.agents) * spec.agents, seed)
     try:
         found = _play(vector, steps, seconds, seed)
     except base.EnvError:
-        raise ConfigError(f"{vector.failures[-1]}{WAY_PAST}") from None
+        raise BrokenError(str(vector.failures[-1])) from None
     finally:
         vector.close()
     if thorough:
@@ -112,7 +112,7 @@ def _check_failures(vector: base.VectorEnv, steps: int) -> None:
     at = {failure.step for failure in vector.failures}
     if len(at) == 1 or vector.restarts_total > MAX_FAILURES * steps:
         times = f" ({vector.restarts_total} failures in {steps} steps)"
-        raise ConfigError(f"{vector.failures[0]}{times}{WAY_PAST}")
+        raise BrokenError(f"{vector.failures[0]}{times}")
 
 
 if __name__ == "__main__":
