@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -138,6 +139,22 @@ def make_directory(path: Path, what: str) -> Path:
         ) from error
     check_writable(path, what)
     return path
+
+
+@contextlib.contextmanager
+def made_whole(directory: Path, suffix: str) -> Iterator[Path]:
+    """Yield an empty directory that takes the name `directory` at the end; it is removed where that fails.
+
+    Until then its name ends with `suffix`. Raises OSError, also where `directory` holds something at the end.
+    """
+    unfinished = directory.with_name(directory.name + suffix)
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        os.rename(unfinished, directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def check_writable(path: Path, what: str) -> None:

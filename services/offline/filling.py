@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -17,6 +15,7 @@ from troupe.common.data.schema import compressed_if
 from troupe.common.datasets.fitting import chunks
 from troupe.common.datasets.trajectory import Trajectory
 from troupe.common.errors import ConfigError, DatasetError
+from troupe.common.runtime.files import made_whole
 from troupe.common.wire.replay.codec import decode_insert, encode_insert
 from troupe.services.replay.storage.replay import Replay
 
@@ -45,16 +44,11 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: give another --data-dir")
     folder = folder.resolve()
-    unfinished = folder.with_name(folder.name + UNFINISHED)
-    shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
     try:
-        items = _fill(config, agent, trajectories, unfinished)
-        os.replace(unfinished, folder)
+        with made_whole(folder, UNFINISHED) as unfinished:
+            return _fill(config, agent, trajectories, unfinished)
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return items
 
 
 def _fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folder: Path) -> int:

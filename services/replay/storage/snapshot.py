@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from troupe.common import system
 from troupe.common.data.format import RECORDS_FILE, SIGNATURE_FILE, check_run, fence
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import CheckpointError, ConfigError, TroupeError
+from troupe.common.runtime.files import made_whole
 from troupe.services.replay.storage.destinations import Destination, open_destination
 from troupe.services.replay.storage.opened import check_capacities
 from troupe.services.replay.storage.replay import Replay
@@ -210,23 +210,19 @@ def restore_snapshot(
         check_run(source, layout, run, "restore another snapshot, or take over this one with --adopt")
     if tables is not None:
         check_capacities(source, layout, tables)
-    temporary = folder.with_name(folder.name + ".restoring")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        for name, size, digest in files:
-            say(f"restoring {name} ({size >> 20} MiB)")
-            _copy(origin, name, size, digest, temporary)
-        (temporary / RESTORED_FILE).write_text(json.dumps({"source": source, "manifest_sha256": _sum(text)}))
-        if folder.exists():
-            for path in folder.iterdir():
-                path.unlink()
-            folder.rmdir()
-        os.rename(temporary, folder)
+        with made_whole(folder, ".restoring") as temporary:
+            for name, size, digest in files:
+                say(f"restoring {name} ({size >> 20} MiB)")
+                _copy(origin, name, size, digest, temporary)
+            record = {"source": source, "manifest_sha256": _sum(text)}
+            (temporary / RESTORED_FILE).write_text(json.dumps(record))
+            if folder.exists():
+                for path in folder.iterdir():
+                    path.unlink()
+                folder.rmdir()
     except OSError as error:
         raise CheckpointError(f"cannot restore {source}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return items
 
 
