@@ -4,16 +4,15 @@ Two kills by default; `TROUPE_CHAOS=1` makes it fifty.
 """
 
 import collections
-import os
 import time
 
 import numpy as np
 
-from tests.harness import Context, until
+from tests.harness import CHAOS, Context, until
 from tests.replay import processes
 from troupe.common.wire.replay.client import ReplayClient
 
-KILLS = 50 if os.environ.get("TROUPE_CHAOS") else 2
+KILLS = 50 if CHAOS else 2
 PRODUCERS = 2
 
 

@@ -5,16 +5,15 @@ But for what the documents name: a batch that was on its way when the server was
 """
 
 import collections
-import os
 
 import numpy as np
 
-from tests.harness import Context, until
+from tests.harness import CHAOS, Context, until
 from tests.replay import processes
 from tests.replay.rollouts import rollout
 from troupe.common.wire.replay.client import ReplayClient
 
-KILLS = 25 if os.environ.get("TROUPE_CHAOS") else 1
+KILLS = 25 if CHAOS else 1
 WRITERS = 2
 TABLES = ("--table", "default:capacity=100000", "--table", "rollouts:limiter=queue,capacity=100000")
 ROOM = ("--max-bytes", "60000")  # some twenty chunks

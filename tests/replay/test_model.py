@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import UNSET
 
+from tests.harness import CHAOS
 from tests.replay.model import Chunk, Model, ModelTable, Producer, Request
 from tests.replay.storage.replays import open_tables
 from troupe.common import system
@@ -29,7 +30,7 @@ STEPS = 3
 """Of the longest chunk; every step is an item."""
 NOISE_BYTES = 1 << 17
 """Of a step: a few of them are more than a shard takes from the disk at once."""
-EXAMPLES = 2000 if os.environ.get("TROUPE_CHAOS") else 60
+EXAMPLES = 2000 if CHAOS else 60
 SPECS = (FieldSpec("number", "int64", ()), FieldSpec("noise", "uint8", (NOISE_BYTES,)))
 TABLES = {
     "default": ModelTable(capacity=8, min_items=2, ratio=2.0, error=8.0),

@@ -1,6 +1,5 @@
 """A peer on the same host reads the shard's files, and gets windows sent where it cannot."""
 
-import os
 import threading
 import time
 
@@ -8,14 +7,14 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.harness import PATIENCE_S, Shard, until
+from tests.harness import CHAOS, PATIENCE_S, Shard, until
 from tests.replay import processes
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, decode, encode
 from troupe.common.wire.replay import files as replay_files
 from troupe.common.wire.replay.client import ReplayClient
 
-ENOUGH = 2000 if os.environ.get("TROUPE_CHAOS") else 20
+ENOUGH = 2000 if CHAOS else 20
 """Batches that have to be overwritten before they are read, and batches that have to be read."""
 
 

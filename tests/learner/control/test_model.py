@@ -1,6 +1,5 @@
 """Any order of joining, leaving, silence, stolen names and restarts, beside what actors know themselves."""
 
-import os
 import random
 from dataclasses import dataclass, field
 
@@ -8,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.harness import Context
+from tests.harness import CHAOS, Context
 from troupe.common import system
 from troupe.common.wire import messages
 from troupe.common.wire.codec import decode, encode
@@ -18,7 +17,7 @@ from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
 
-EXAMPLES = 2000 if os.environ.get("TROUPE_CHAOS") else 60
+EXAMPLES = 2000 if CHAOS else 60
 TOTAL, SLOTS = 60, 4
 HEARTBEAT_S, LIVENESS_S = 1.0, 10.0
 KEYS = {"mine": PeerKey("actor", "mine"), "theirs": PeerKey("actor", "theirs")}
