@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.harness import InThread, bind, control_server, until
+from tests.harness import PATIENCE_S, InThread, bind, control_server, until
 from troupe.common.agents import make_agent
 from troupe.common.config import Config, load_config, structural_hash
 from troupe.common.data.schema import Chunk, check_chunk
@@ -226,16 +226,13 @@ def test_pauses_without_credit(context: Context, control: ControlServer, replay:
     replay.closed_for_inserts = True
     actor = run_actor(context, control)
     until(lambda: any(r.metrics["actor/insert_blocked_s"] > 0.3 for r in reports(control)))
-    paused_at = reports_after(control, 0.3)[-1].metrics["actor/steps"]
-    assert reports_after(control, 0.3)[-1].metrics["actor/steps"] == paused_at
+    reports(control)  # those of before
+    paused_at = control.telemetry.get(timeout=PATIENCE_S).metrics["actor/steps"]
+    for _ in range(5):
+        assert control.telemetry.get(timeout=PATIENCE_S).metrics["actor/steps"] == paused_at
     replay.closed_for_inserts = False
     until(lambda: any(r.metrics["actor/steps"] > paused_at for r in reports(control)))
     actor.end()
-
-
-def reports_after(server: ControlServer, seconds: float) -> list[Report]:
-    time.sleep(seconds)
-    return reports(server)
 
 
 def test_follows_a_restarted_learner_to_other_slots(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from tests.harness import PATIENCE_S
 from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import calls
 from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.services.environment import check as module
 from troupe.services.environment.check import Findings, check
 
 BROKEN = "tests.envs.broken:Broken-v0"
@@ -88,9 +93,23 @@ def test_a_module_that_ends_the_process_is_told(tmp_path: Path, monkeypatch: pyt
         found("their_games:Maze-v0")
 
 
-def test_a_hang_is_told_and_leaves_no_process() -> None:
+def test_a_hang_is_told_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The clock leaps once the environment hangs: a limit short enough to wait for would end slow imports.
+    seen: list[str] = []
+    look = calls.calls_of
+
+    def calls_of(directory: Path, pid: int) -> list[calls.Call]:
+        running = look(directory, pid)
+        seen.extend(map(str, running))
+        return running
+
+    def clock() -> float:
+        return time.monotonic() + ("at step 3, slot 0" in seen) * PATIENCE_S
+
+    monkeypatch.setattr(calls, "calls_of", calls_of)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with pytest.raises(ConfigError, match=r"hangs at step 3, slot 0: nothing came back for"):
-        check(EnvConfig(id=BROKEN, kwargs={"how": "hang"}), timeout_s=4)
+        check(EnvConfig(id=BROKEN, kwargs={"how": "hang"}), timeout_s=PATIENCE_S)
     for process in psutil.Process().children(recursive=True):
         # Other tests of this process may have left one that has ended, and has no command line.
         with contextlib.suppress(psutil.ZombieProcess):

@@ -2,14 +2,13 @@
 
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from tests.harness import hung_up
+from tests.harness import PATIENCE_S, hung_up, until
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import health
 from troupe.common.runtime.http import MOST_CLIENTS, StatusServer
@@ -17,7 +16,7 @@ from troupe.common.runtime.http import MOST_CLIENTS, StatusServer
 
 def get(server, path):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -97,13 +96,10 @@ def test_silent_clients_keep_nobody_from_an_answer(monkeypatch):
     silent = []
     try:
         for _ in range(300):
-            silent.append(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            silent.append(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
         for _ in range(3):
             assert get(server, "/healthz")[0] == 200  # has a deadline of its own, see `get`
-        deadline_s = time.monotonic() + 20  # the threads of closed connections end a moment later
-        while (busy := _serving()) > MOST_CLIENTS and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert busy <= MOST_CLIENTS
+        until(lambda: _serving() <= MOST_CLIENTS)  # the threads of closed connections end a moment later
         assert silent[0].recv(1) == b"", "the oldest was closed"
     finally:
         for each in silent:

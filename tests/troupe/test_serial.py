@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from troupe.common.config import load_config
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import load_newest
+from troupe.common.runtime.files import read_status
 from troupe.serial import SerialTraining
 
 QUICK = ["--env.check_timeout_s", "0", "--run.log_every_s", "0.5"]
@@ -104,8 +104,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
         [sys.executable, "-m", "troupe", *words, *QUICK], env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     try:
-        until(lambda: (tmp_path / "run" / "status.json").exists())
-        time.sleep(0.5)
+        until(lambda: read_status(tmp_path / "run").get("steps"))
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
     finally:

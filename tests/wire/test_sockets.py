@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from tests.harness import LOOPBACK, until
+from troupe.common import system
 from troupe.common.errors import ConfigError
 from troupe.common.wire import sockets
 from troupe.common.wire.codec import Message, decode
@@ -102,10 +103,18 @@ def test_a_slow_subscriber_finds_the_newest_message_only(ctx):
     for number in range(1, 50):
         sockets.send(pub, Message("ANNOUNCE", {"version": number}))
     time.sleep(1.0)
-    received = [sockets.receive(sub) for _ in range(3)]
-    # Polling takes one message out of the queue, so an old one may precede the newest. Nothing else does.
-    assert [message.fields["version"] for message in received if message][-1] == 49
-    assert received[2] is None
+    received = []
+
+    def take():
+        if message := sockets.receive(sub):
+            received.append(message.fields["version"])
+        return received[-1:] == [49]
+
+    until(take)
+    # Polling takes one message out of the queue, so an old one may precede the newest; and one more each time
+    # that the reader is ahead of libzmq's thread, where that gets no core.
+    assert len(received) < 10
+    assert sockets.receive(sub) is None
 
 
 def test_no_socket_waits_for_ever_at_its_end(ctx):
@@ -157,15 +166,16 @@ def test_a_waker_wakes_and_may_be_used_after_its_end():
     waker.close()
 
 
-def test_a_wait_is_logged_after_a_moment_and_then_now_and_then():
-    log = sockets.WaitLog(period_s=0.05, first_s=0.02)
-    assert not log.due()
-    time.sleep(0.03)
-    assert log.due()
-    assert not log.due()
-    time.sleep(0.06)
-    assert log.due()
-    assert log.waited_s > 0.08
+def test_a_wait_is_logged_after_a_moment_and_then_now_and_then(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(system, "monotonic", lambda: now_s)
+    log = sockets.WaitLog(period_s=5.0, first_s=2.0)
+    told = []
+    for _ in range(14):
+        if log.due():
+            told.append(log.waited_s)
+        now_s += 1.0
+    assert told == [2.0, 7.0, 12.0]
 
 
 def test_what_is_no_zeromq_peer_is_counted(ctx):

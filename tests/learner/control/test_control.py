@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 from tests.harness import CONFIG, LOOPBACK, control_server, told_to_wait, until
+from troupe.common import system
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime.logging import MAX_PEER_CHARS
 from troupe.common.wire import messages, sockets
@@ -113,8 +114,24 @@ def test_an_unknown_role_is_refused(serve, connect):
 # -- leases --
 
 
-def test_slots_run_out_and_are_leased_again_after_silence(serve, connect):
-    server = serve(total_slots=4, liveness_s=3.0)
+class Clock:
+    """The monotonic clock, which leaps where a test would have to wait."""
+
+    def __init__(self, monkeypatch):
+        self._ahead_s = 0.0
+        monkeypatch.setattr(system, "monotonic", lambda: time.monotonic() + self._ahead_s)
+
+    def leap(self, seconds):
+        self._ahead_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def test_slots_run_out_and_are_leased_again_after_silence(serve, connect, clock):
+    server = serve(total_slots=4)
     first = connect(server, "actor-0", slots_wanted=4)
     assert first.join(60).slots == [0, 1, 2, 3]
     second = connect(server, "actor-1", slots_wanted=4)
@@ -123,16 +140,19 @@ def test_slots_run_out_and_are_leased_again_after_silence(serve, connect):
     # What kill -9 looks like from here: no more heartbeats, no BYE.
     first._membership._link.send = lambda *anything: False
     first._membership._link.send_frames = lambda *anything: False
+    clock.leap(61.0)
     third = connect(server, "actor-2", slots_wanted=4)
     assert third.join(60).slots == [0, 1, 2, 3]
     assert names(server) == ["actor-2"]
 
 
-def test_a_lease_outlives_liveness_while_heartbeats_come(serve, connect):
-    server = serve(liveness_s=3.0)
+def test_a_lease_outlives_liveness_while_heartbeats_come(serve, connect, clock):
+    server = serve(liveness_s=60.0)
     client = connect(server, "actor-0", slots_wanted=4)
     client.join(60)
-    time.sleep(4.0)
+    for _ in range(4):
+        clock.leap(20.0)
+        until(lambda: server.peers()[0]["seen_s_ago"] < 20.0)
     assert names(server) == ["actor-0"]
     assert client.joins == 1
 
