@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from troupe.common import system
 from troupe.common.errors import CheckpointError
@@ -31,6 +31,17 @@ MAX_KEPT = 8
 RECENT = 4
 """The newest of these are played in turn: games against much weaker ones would tell little."""
 MAX_GAMES = 1 << 20
+MAX_MATCHES = 1 << 10
+"""In a file; a run remembers `RECENT` each time that its versions have doubled, and `MAX_KEPT`."""
+
+
+class _Saved(msgspec.Struct):
+    """What a file says beside the parameters."""
+
+    kept: list[tuple[types.Version, list[types.Tensor], types.StepsMade, types.StepsMade]]
+    matches: Annotated[list[Match], msgspec.Meta(max_length=MAX_MATCHES)]
+    evaluations: types.StepsMade
+    spacing: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Ratings:
@@ -114,22 +125,31 @@ class Ratings:
     def _restore(self, known: int) -> None:
         try:
             arrays, meta, _ = load_newest(self._directory)
+            saved = msgspec.convert(meta, _Saved)
             kept = []
-            for version, manifest, steps, updates in meta["kept"]:
+            for version, manifest, steps, updates in saved.kept:
                 blob = arrays[str(version)]
-                tensors = msgspec.convert(manifest, list[types.Tensor])
-                decode_params(tensors, blob)
-                kept.append(
-                    Published(int(version), tensors, blob, int(steps), int(updates), system.monotonic())
-                )
-            matches = [Match(int(a), int(b), float(n), float(p)) for a, b, n, p in meta["matches"]]
-            self._evaluations, self._spacing = int(meta["evaluations"]), max(1, int(meta["spacing"]))
-        except (CheckpointError, WireError, KeyError, TypeError, ValueError) as error:
+                decode_params(manifest, blob)
+                kept.append(Published(version, manifest, blob, steps, updates, system.monotonic()))
+            _check_matches(saved.matches, [each.version for each in kept])
+        except (CheckpointError, WireError, KeyError, ValueError) as error:
             _log.warning("the rated versions are not readable, ratings begin again at 0: %s", error)
             return
+        self._evaluations, self._spacing = saved.evaluations, saved.spacing
         self._kept = [each for each in kept if each.version <= known]
-        self._matches = [match for match in matches if match.one <= known and np.isfinite(match.points)]
+        self._matches = [match for match in saved.matches if match.one <= known]
 
     def wait(self, timeout_s: float) -> None:
         """Wait, within a limit, for what is being written."""
         self._writer.wait(timeout_s)
+
+
+def _check_matches(matches: Sequence[Match], kept: Sequence[int]) -> None:
+    """Raise ValueError where matches of a file cannot be, or do not lead from every version to the first."""
+    for one, other, games, points in matches:
+        if not (other < one and 0 < games <= MAX_GAMES and 0 <= points <= games):
+            raise ValueError(f"version {one} cannot have {points} points of {games} games against {other}")
+    # Each leads to an earlier version, so that a chain ends only at one that has played none.
+    ends = {*kept, *(match.other for match in matches)} - {match.one for match in matches}
+    if ends != {*kept[:1]}:
+        raise ValueError("not all versions are connected by matches")

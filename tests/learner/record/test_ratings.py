@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from troupe.common.runtime.checkpoint import load_newest, save_checkpoint
 from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
 from troupe.common.wire.control.params import Published, decode_params, encode_params
 from troupe.services.learner.record.gathered import OF_A_MATCH
-from troupe.services.learner.record.ratings import MAX_KEPT, Ratings
+from troupe.services.learner.record.ratings import MAX_KEPT, MAX_MATCHES, Ratings
 
 
 def params(version: int) -> dict[str, np.ndarray]:
@@ -117,3 +118,40 @@ def test_damaged_files_begin_again_at_0(tmp_path: Path, spoilt: str) -> None:
     again = Run(tmp_path, known=50)
     assert again.opponent is None
     assert again.evaluate(20) == {"eval/elo": 0.0, "eval/elo_error": 0.0}
+
+
+APART = "not all versions are connected"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"matches": [[11, 10, 20, 15], [12, 10, 20, 15], [40, 30, 20, 5]]}, APART),
+        ({"matches": [[12, 10, 20, 15]]}, APART),  # 11 has played nobody, and was kept
+        ({"kept": []}, APART),
+        ({"matches": [[10, 12, 20, 15], [12, 10, 20, 15]]}, "version 10 cannot have 15.0 points"),
+        ({"matches": [[11, 10, 20, 25], [12, 11, 20, 15]]}, "cannot have 25.0 points of 20.0 games"),
+        ({"matches": [[11, 10, 1e300, 5]]}, "cannot have 5.0 points of 1e+300 games"),
+        ({"matches": [[11, 10, 20, 15]] * (MAX_MATCHES + 1)}, "length <= 1024"),
+        ({"evaluations": 10**400}, "evaluations"),
+        ({"evaluations": "many"}, "evaluations"),
+        ({"spacing": 0}, "spacing"),
+    ],
+)
+def test_odd_files_begin_again_at_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], told: str
+) -> None:
+    run, folder = Run(tmp_path), tmp_path / "rated"
+    for version in (10, 11, 12):
+        run.evaluate(version)
+        run.ratings.wait(60)
+    arrays, meta, _ = load_newest(folder)
+    save_checkpoint(folder, arrays, meta)
+    assert [each.version for each in Run(tmp_path, known=50).ratings._kept] == [10, 11, 12]
+    save_checkpoint(folder, arrays, meta | changes, keep=1)
+    again = Run(tmp_path, known=50)
+    assert "ratings begin again at 0: " in caplog.text
+    assert told in caplog.text
+    assert again.evaluate(51) == {"eval/elo": 0.0, "eval/elo_error": 0.0}
+    assert again.evaluate(52)["eval/elo"] == pytest.approx(3.0, abs=1e-4)
+    again.ratings.wait(60)
