@@ -84,7 +84,7 @@ class Board:
         """In a thread, since files are read; a run that cannot be read is an answer like any other."""
 
         def endpoint(request: Request) -> Response:
-            self._watch.asked()
+            self._watch.catch_up()
             try:
                 return Json(answer(request))
             except _NotFoundError as error:

@@ -1,6 +1,7 @@
 import http.client
 import json
 import socket
+import time
 import tracemalloc
 
 import pytest
@@ -265,6 +266,19 @@ def test_nobody_looks_and_nothing_is_read(serve, runs, monkeypatch):
     assert not board.watch._wake.is_set()
     board.ask("/api/runs")
     until(lambda: len(looks) > 1)
+
+
+def test_the_first_answer_after_a_while_is_of_now(serve, runs, monkeypatch):
+    board = serve(runs)
+    board.runs(5)
+    monkeypatch.setattr(board.watch, "_asked_s", -1e9)
+    board.watch._wake.set()
+    until(lambda: not board.watch._fresh.is_set())
+    refresh = board.library.refresh
+    monkeypatch.setattr(board.library, "refresh", lambda: time.sleep(0.3) or refresh())
+    monkeypatch.setattr(board.library, "_searched_s", -1e9)
+    make_run(runs / "new")
+    assert "new" in [row["name"] for row in board.json("runs")["runs"]]
 
 
 def test_films_are_those_of_the_run_and_players_may_ask_for_parts(serve, runs):
