@@ -96,7 +96,9 @@ def group_table(comparison: Comparison) -> list[str]:
     several = len(comparison.tasks) > 1
     rows = []
     for group in comparison.groups:
-        row = [group.label or "all runs", *([group.task] if several else []), f"{len(group.finals)}"]
+        incomplete = f" ({count} incomplete)" if (count := len(_incomplete(comparison, group))) else ""
+        runs = f"{len(group.finals)}{incomplete}"
+        row = [group.label or "all runs", *([group.task] if several else []), runs]
         finals, bests = group.finals, group.bests
         # Steps and minutes of the runs that the means are of; of all, where there is no value yet.
         counted = [run for run, series in zip(group.runs, group.series, strict=True) if series or not finals]
@@ -181,12 +183,33 @@ def notes(comparison: Comparison) -> list[str]:
         if not series
     ]
     if empty:
-        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-        found.append(f"no values yet: {', '.join(empty[:3])}{more}")
+        found.append(f"no values yet: {_some(empty)}")
+    incomplete = [
+        f"{run.name} ({run.state} at {run.steps:,} of {run.total_steps:,} steps)"
+        for group in comparison.groups
+        for run in _incomplete(comparison, group)
+    ]
+    if incomplete:
+        found.append(f"incomplete: {_some(incomplete)}")
     for words, count in sorted(Counter(comparison.missed.values()).items()):
         runs = "1 run" if count == 1 else f"{count} runs"
         found.append(f"{runs} with evaluations that played {words}: not comparable with the mean over all")
     return found
+
+
+def _incomplete(comparison: Comparison, group: Group) -> list[Run]:
+    """Runs with values that have not come as far as they were to, or as the steps that are compared."""
+    last = comparison.span[1] if comparison.span else None
+    return [
+        run
+        for run, series in zip(group.runs, group.series, strict=True)
+        if series and run.steps < (run.total_steps if last is None else min(last, run.total_steps))
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Three of them at most, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def number(value: float | None) -> str:
@@ -218,7 +241,9 @@ def _group_values(group: Group) -> dict[str, Any]:
         "bests": group.bests,
         "mean": _estimate([finals], mean) if finals else None,
         "iqm": _estimate([finals], iqm) if finals else None,
+        "states": [run.state for run in group.runs],
         "steps": [run.steps for run in group.runs],
+        "total_steps": [run.total_steps for run in group.runs],
         "wall_s": [run.wall_s for run in group.runs],
     }
 

@@ -171,6 +171,28 @@ def test_steps_of_a_group_are_those_of_the_runs_that_count(tmp_path, capsys):
     assert (row[2], row[-2]) == ("1", "500")
 
 
+def test_runs_that_have_not_made_all_their_steps_are_named(tmp_path, capsys):
+    make_run(tmp_path / "r" / "whole", returns=[(500, 3.0)], run__seed="1")
+    make_run(tmp_path / "r" / "none", returns=(), steps=0, run__seed="2")
+    assert cli.main(["compare", "r"]) == 0
+    assert "incomplete" not in capsys.readouterr().out
+    for seed in range(3, 8):
+        path = make_run(tmp_path / "r" / f"part-{seed}", returns=[(500, 5.0)], steps=500, run__seed=seed)
+        (path / ".lock").touch()  # a launcher's, which has ended
+    assert cli.main(["compare", "r"]) == 0
+    out = capsys.readouterr().out
+    parts = [f"part-{seed} (stopped at 500 of 100,000 steps)" for seed in (3, 4, 5)]
+    assert f"incomplete: {', '.join(parts)} and 2 more\n" in out
+    assert "all runs  6 (5 incomplete)  4.67 [" in out
+    assert cli.main(["compare", "r", "--json"]) == 0
+    [group] = told(capsys)["groups"]
+    steps = dict(zip([Path(run).name for run in group["runs"]], group["steps"], strict=True))
+    assert (steps["part-3"], set(group["total_steps"])) == (500, {100_000})
+    assert sorted(group["states"]) == ["done", "running", *["stopped"] * 5]
+    assert cli.main(["compare", "r", "--steps", "400-500"]) == 0  # all have come as far
+    assert "incomplete" not in capsys.readouterr().out
+
+
 def test_compare_over_steps_is_a_mean_over_these_steps(tmp_path, capsys):
     curve = [(10, 90.0), (20, 1.0), (50, 3.0), (60, 70.0)]
     for seed in ("1", "2"):
