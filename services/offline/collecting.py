@@ -62,6 +62,11 @@ def _export(path: Path, config: Config, name: str, slots: int | None) -> str:
     agent, arenas = make_agent(config.agent, spec), _opened(path)
     if reason := _unfaithful_because(config, agent, arenas[0].specs):
         raise DatasetError(f"what replay holds cannot be exported: {reason}")
+    if len(arenas) < config.replay.shards:
+        raise DatasetError(
+            f"{path} has {len(arenas)} of {config.replay.shards} shards (replay.shards), and episodes are "
+            "spread over all: give the folder that holds each of them as shard-N"
+        )
     together = config.inference.mode == "local" and spec.agents == 1
     most = slots or config.actor.slots
     found = find_episodes(arenas, most if together else math.inf, config.actor.chunk_steps)
@@ -124,6 +129,8 @@ def _unfaithful_because(config: Config, agent: Agent, specs: Sequence[FieldSpec]
         return "unrolls do not hold the last observation of an episode"
     if "memory" in names:
         return "sequences for agents with memory are not taken apart"
+    if not {"obs", "action", "reward", "discount"} <= names:
+        return f"{config.agent.algorithm} stores its steps in a way of its own"
     if not same_fields(specs, compressed_if(config.replay.compression == "lz4", agent.fields)):
         return f"its fields are not those of {config.agent.algorithm} in {config.env.id}"
     steps = next(spec.after for spec in agent.fields if spec.name == "obs")

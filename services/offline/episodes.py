@@ -121,14 +121,16 @@ def _digest(obs: NDArray) -> bytes:
 def _gaps(chunks: NDArray, shards: int) -> Flags:
     """Whether a chunk may be missing before each of `chunks [N]`, and behind the last, `[N + 1]`.
 
-    The inserts of an incarnation are numbered from 1 in each shard.
+    The inserts of an incarnation are numbered from 1 in each shard. Of an actor, a shard may lack what others
+    have long got: it is on its way, or came after the shard was read.
     """
     gaps = np.zeros(len(chunks) + 1, bool)
     for incarnation in np.unique(chunks["incarnation"]):
         for shard in range(shards):
             places = np.flatnonzero((chunks["incarnation"] == incarnation) & (chunks["shard"] == shard))
-            if not len(places) and incarnation not in (MORE, LAST):
-                gaps[:] = True  # for all that is known, what it has inserted there has left
+            if incarnation not in (MORE, LAST):
+                # Also where it has none: for all that is known, what it has inserted there has left.
+                gaps[places[-1] + 1 if len(places) else 0 :] = True
             jumps = np.diff(chunks["sequence"][places].astype(np.int64), prepend=0) != 1
             before = np.concatenate([[-1], places])[:-1]
             for begin, end in zip(before[jumps].tolist(), places[jumps].tolist(), strict=True):
@@ -141,8 +143,8 @@ def _gaps(chunks: NDArray, shards: int) -> Flags:
 def _of_import(chunks: NDArray, gaps: Flags) -> tuple[NDArray, Flags, Flags]:
     """As `_of_actor`: episodes came one after the other, and the last chunk of each says so."""
     last, good = chunks["incarnation"] == LAST, chunks["whole"]
-    follows = np.where(last | gaps[1:] | ~good, -1, np.arange(1, len(chunks) + 1))
-    follows[-1:] = -1
+    parted = np.append(chunks["last"][:-1] != chunks["first"][1:], True)  # by what is in no shard here
+    follows = np.where(last | gaps[1:] | ~good | parted, -1, np.arange(1, len(chunks) + 1))
     after_last = np.concatenate([[True], last[:-1]])
     return follows, after_last & ~gaps[:-1], last & good
 

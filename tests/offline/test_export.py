@@ -67,8 +67,8 @@ class Told:
         return step
 
 
-def acted(preset, folder, steps, *, capacity=100_000, shards=1, seed=0):
-    """Shards filled by an actor's own loop; returns what was played."""
+def acted(preset, folder, steps, *, capacity=100_000, shards=1, seed=0, late=0):
+    """Shards filled by an actor's own loop; returns what was played. The first lacks the last `late` chunks."""
     config = load_config(preset, None, {}, {})
     agent = make_agent(config.agent, make_spec(config.env), seed=seed)
     env = Told(make_vector(config.env, SLOTS, seed))
@@ -80,7 +80,9 @@ def acted(preset, folder, steps, *, capacity=100_000, shards=1, seed=0):
         for i in range(shards)
     ]
     chunks = itertools.chain.from_iterable(rollout.step(0) for _ in range(steps))
-    for number, chunk in enumerate([*chunks, *rollout.flush()]):
+    for number, chunk in enumerate(made := [*chunks, *rollout.flush()]):
+        if number % shards == 0 and number >= len(made) - shards * late:
+            continue
         message = encode_insert(chunk, fields, "default", incarnation=1_000_000 + seed)
         assert replays[number % shards].insert(decode_insert(message, 1 + number // shards))
     for replay in replays:
@@ -120,6 +122,26 @@ def test_the_episodes_are_those_that_were_played(name, shards, tmp_path, capsys)
     assert int(said.split("left out: ")[1].split()[4]) in range(left - SLOTS, left + 1)
     theirs = minari.load_dataset("my/all-v0")
     assert (theirs.total_episodes, theirs.total_steps) == (len(found), steps)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_on_its_way_to_a_shard_makes_no_episode_of_the_rest(name, tmp_path):
+    """As where a run goes on, and one shard is slow, or was read before the other."""
+    preset, folder = preset_of(tmp_path, name), tmp_path / "replay"
+    truth = [as_bytes(*each) for each in acted(preset, folder, 400, shards=2, late=30)]
+    replay_export([str(folder), "--minari", "my/late-v0", "--preset", preset])
+    found = read("my/late-v0", preset)
+    assert set(found) <= set(truth)
+    assert len(found) > 10
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_part_of_the_shards_is_refused(name, tmp_path):
+    preset, folder = preset_of(tmp_path, name, "[replay]\nshards = 2\n"), tmp_path / "replay"
+    acted(preset, folder, 100, shards=2)
+    refused(DatasetError, "has 1 of 2 shards", str(folder / "shard-0"), "--preset", preset)
+    shutil.rmtree(folder / "shard-1")
+    refused(DatasetError, "has 1 of 2 shards", str(folder), "--preset", preset)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -167,9 +189,10 @@ def test_what_was_imported_is_exported_byte_for_byte(tmp_path, datasets, capsys)
     assert {name: each.tobytes() for name, each in first.items()} == {
         name: each.tobytes() for name, each in second.items()
     }
-    shutil.rmtree(tmp_path / "second" / "shard-1")
-    with pytest.raises(DatasetError, match="no whole episode"):
-        replay_export([str(tmp_path / "second"), "--minari", "my/half-v0", "--preset", preset])
+    # Where nobody says that the other half is missing, the observations do.
+    preset = preset_of(tmp_path, "cartpole")
+    for half in ("shard-0", "shard-1"):
+        refused(DatasetError, "no whole episode", str(tmp_path / "second" / half), "--preset", preset)
 
 
 def test_a_snapshot_is_exported_as_its_shard_is(tmp_path):
