@@ -145,16 +145,28 @@ def make_directory(path: Path, what: str) -> Path:
 def made_whole(directory: Path, suffix: str) -> Iterator[Path]:
     """Yield an empty directory that takes the name `directory` at the end; it is removed where that fails.
 
-    Until then its name ends with `suffix`. Raises OSError, also where `directory` holds something at the end.
+    Until then its name ends with `suffix`. Raises OSError, also where `directory` holds something at the end,
+    or another process has begun to make it meanwhile.
     """
     unfinished = directory.with_name(directory.name + suffix)
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    unfinished.mkdir(parents=True)
+    held = os.open(unfinished, os.O_RDONLY)
+
+    def is_own() -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(held), unfinished.stat())
+        return False
+
     try:
-        unfinished.mkdir(parents=True)
         yield unfinished
+        if not is_own():
+            raise OSError(errno.EBUSY, "another process is making it too")
         os.rename(unfinished, directory)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if is_own():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        os.close(held)
 
 
 def check_writable(path: Path, what: str) -> None:

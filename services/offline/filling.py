@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -44,6 +45,11 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: give another --data-dir")
     folder = folder.resolve()
+    if os.path.ismount(folder):
+        raise ConfigError(
+            f"{folder} is a mount point, which no rename can make whole: give a folder in it, such as "
+            f"--data-dir {folder / 'data'}"
+        )
     try:
         with made_whole(folder, UNFINISHED) as unfinished:
             return _fill(config, agent, trajectories, unfinished)

@@ -1,5 +1,6 @@
 """What a policy plays becomes a data set, and this the items of replay: they are what was played."""
 
+import os
 from pathlib import Path
 
 import h5py
@@ -87,7 +88,7 @@ def test_the_items_of_a_data_set_are_the_steps_that_were_played(preset, tmp_path
         replay_import(words)
 
 
-def test_what_cannot_be_learned_from_is_refused_in_a_line(preset, tmp_path, datasets):
+def test_what_cannot_be_learned_from_is_refused_in_a_line(preset, tmp_path, datasets, monkeypatch):
     played("my/cartpole-v0")
     target = ["--data-dir", str(tmp_path / "replay")]
     for words, error, match in (
@@ -110,6 +111,11 @@ def test_what_cannot_be_learned_from_is_refused_in_a_line(preset, tmp_path, data
     with pytest.raises(DatasetError, match="episode 1: rewards that are not finite"):
         replay_import([preset, "--minari", "my/cartpole-v0", "--data-dir", str(tmp_path / "another")])
     assert not list(tmp_path.glob("another*")), "a part of a data set is none"
+    # Before anything is read: a rename would fail at the end.
+    mounted = (tmp_path / "mounted").resolve()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == mounted)
+    with pytest.raises(ConfigError, match="is a mount point"):
+        replay_import([preset, "--minari", "my/cartpole-v0", "--data-dir", str(mounted)])
 
 
 def test_a_data_set_that_was_cut_short_is_not_left_behind(datasets, monkeypatch):
