@@ -11,6 +11,7 @@ import abc
 import difflib
 import logging
 import re
+import sysconfig
 import time
 import traceback
 from collections import deque
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 Seed = int | Sequence[int]
 """Of all slots together, or of each, where the slots of one run are spread over several vectors."""
+_PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
+"""Where the files of Python's library are, and how those begin that have none."""
 KEPT_FAILURES = 100
 CAUGHT = (Exception, SystemExit)
 """What an environment may raise without ending the process: it may also call `exit()`."""
@@ -319,7 +322,7 @@ def _raised_where(error: BaseException) -> str:
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         name, path = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
-        if not name.startswith("troupe.") and "site-packages" not in path:
+        if not name.startswith("troupe.") and "-packages" not in path and not path.startswith(_PYTHONS_OWN):
             where = f" ({Path(path).name}:{line})"
     return where
 

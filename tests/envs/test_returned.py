@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ import pytest
 from tests.envs import broken
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import EnvSpec, VectorEnv, make_vector
-from troupe.common.envs.base import slot_seeds
+from troupe.common.envs.base import cause_of, slot_seeds
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
 from troupe.common.envs.returned import BadReturn, check_observation, check_outcome
 from troupe.common.envs.slots import SlotVector
@@ -42,6 +43,14 @@ def make(env_id: str = BROKEN, slots: int = 3, threads: int = 1, **kwargs: objec
     if "copy" in kwargs:  # counted from the copies of this vector, of which the first only tells the shapes
         kwargs["copy"] = next(broken.COPIES) + 2 + int(str(kwargs["copy"]))
     return make_vector(EnvConfig(id=env_id, reward_clip="none", kwargs=kwargs), slots, 1, threads)
+
+
+@pytest.mark.parametrize("fails", [lambda: json.loads("{"), lambda: np.zeros(2).reshape(3)])
+def test_a_cause_names_the_line_that_called_a_library_and_none_of_the_librarys(fails: Any) -> None:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011  # whatever they say
+        fails()
+    line = fails.__code__.co_firstlineno
+    assert cause_of(raised.value).endswith(f" (test_returned.py:{line})")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
