@@ -68,7 +68,7 @@ class Told:
 
 
 def acted(preset, folder, steps, *, capacity=100_000, shards=1, seed=0, late=0):
-    """Shards filled by an actor's own loop; returns what was played. The first lacks the last `late` chunks."""
+    """Shards filled by an actor's loop; returns what was played. The first lacks its last `late` chunks."""
     config = load_config(preset, None, {}, {})
     agent = make_agent(config.agent, make_spec(config.env), seed=seed)
     env = Told(make_vector(config.env, SLOTS, seed))
