@@ -407,7 +407,9 @@ class NetConfig(Section):
     """Addresses, ports and timeouts."""
 
     control: Endpoint = operational(
-        "tcp://127.0.0.1:5550", "Learner's ROUTER: rendezvous, parameters, telemetry."
+        "tcp://127.0.0.1:5550",
+        "Learner's ROUTER: rendezvous, parameters, telemetry. `troupe train` has private sockets and refuses "
+        "this and the next three addresses.",
     )
     announce: Endpoint = operational(
         "tcp://127.0.0.1:5551", "Learner's PUB: one message per parameter version."

@@ -58,6 +58,7 @@ def train(
         loaded = by_kind.load(algo, sweep, overrides or {}, os.environ)
     else:
         loaded = load_layers(preset, sweep, overrides, os.environ)
+    _check_addresses(loaded)
     _check_device(loaded)
     _check_outside(loaded.config)
     spec = check_environment(loaded, play=True)
@@ -87,6 +88,7 @@ def resume(
     """Continue a run from its newest whole checkpoint; see `train`."""
     file = run_config(run_dir)
     loaded = load_layers(None, sweep, overrides, os.environ, run_config=file)
+    _check_addresses(loaded)
     _check_device(loaded)
     for difference in check_resumable(read_config(file), loaded.config):
         print(f"troupe: resuming with {difference}", file=sys.stderr)
@@ -118,6 +120,7 @@ def _launch(
 
 def check_runnable(loaded: Loaded) -> None:
     """Refuse what `train` would refuse, but for what only playing the environment shows."""
+    _check_addresses(loaded)
     _check_device(loaded)
     _check_outside(loaded.config)
     check_environment(loaded, play=False)
@@ -207,6 +210,17 @@ def _is_of_a_start(path: Path, run_dir: Path) -> bool:
         or (path.parent == source and path.name.startswith("notebook_"))
         or path.parent == source / "__pycache__"
     )
+
+
+def _check_addresses(loaded: Loaded) -> None:
+    """Refuse addresses that somebody chose and that nothing would be bound to."""
+    addresses = ("control", "announce", "inference", "replay")
+    chosen = [f"net.{name}" for name in loaded.chosen("net") if name in addresses]
+    if chosen:
+        raise ConfigError(
+            f"{', '.join(chosen)} ({loaded.origins[chosen[0]]}) would do nothing: a run on one machine has "
+            "private sockets; leave out its addresses, or start the services one by one (docs/services.md)"
+        )
 
 
 def _check_device(loaded: Loaded) -> None:

@@ -83,6 +83,16 @@ BAD_INPUT = [
     ("replay serve --data-dri X", ["--data-dri", "did you mean --data-dir?"]),
     ("replay serve --seed -1", ["--seed: should be at least 0"]),
     ("train cartpole-apex --net.metrics_port 65533", ["net.metrics_port (65533)", "at most 6553"]),
+    (
+        "train cartpole-apex --net.control tcp://127.0.0.1:7000 --net.replay tcp://127.0.0.1:7001",
+        ["net.control, net.replay (command line) would do nothing", "leave out", "docs/services.md"],
+    ),
+    ("train cartpole-apex --sweep net.toml", ["net.announce (file net.toml) would do nothing"]),
+    ("resume RUN --net.inference tcp://127.0.0.1:7000", ["net.inference (command line) would do nothing"]),
+    (
+        "sweep cartpole-apex --net.control tcp://127.0.0.1:7000",
+        ["net.control (command line) would do nothing"],
+    ),
     ("config", ["command"]),
     ("config shwo", ["shwo"]),
     ("config show nothing", ["unknown preset 'nothing'"]),
@@ -141,6 +151,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
     own = '[env]\nid = "gym:CartPole-v1"\nepisodic_life = false\n[agent]\ntorso = "mlp"\n'
     (tmp_path / "own.toml").write_text(own)
     (tmp_path / "lists.toml").write_text("[agent]\nlearning_rate = [1e-3, 3e-4]\n")
+    net = '[net]\ncontrol = "tcp://127.0.0.1:5550"\nannounce = "tcp://127.0.0.1:7000"\n'
+    (tmp_path / "net.toml").write_text(net)  # the first is the default, as in a file that has every field
     (tmp_path / "here.py").touch()
     (tmp_path / "y.yaml").write_text("agent: {algorithm: ppo}")
     code = cli.main(line.split())
