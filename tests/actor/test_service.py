@@ -37,7 +37,6 @@ OVERRIDES = {
     "actor.processes": "2",
     "actor.chunk_steps": "10",
     "actor.params_period_steps": "5",
-    "net.connect_timeout_s": "3",
 }
 
 
@@ -287,10 +286,12 @@ def test_an_actor_that_is_restarted_does_not_play_the_same_games_again(
     other.stop()
 
 
-def test_no_parameters_is_one_line(context: Context, control: ControlServer, replay: Replay) -> None:
+def test_no_parameters_is_one_line(context: Context, replay: Replay) -> None:
+    control = server_of(context, load_config(overrides=OVERRIDES | {"net.connect_timeout_s": "1"}))
     actor = run_actor(context, control)
     with pytest.raises(PeerError, match="no parameters"):
         actor.join()
+    control.stop()
 
 
 def test_no_learner_is_one_line(context: Context, replay: Replay) -> None:

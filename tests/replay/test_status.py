@@ -55,11 +55,11 @@ def test_ages_staleness_and_priorities(tmp_path):
     replay = filled(tmp_path, "a:capacity=200", "b:sampler=lifo,capacity=10", chunks=40)
     statistics = Statistics(replay)
     assert statistics.newest_version == 39
-    replay.store.times_s[:] = time.time() - 50
+    replay.store.times_s[:] = time.time() - 50  # or a little longer ago, until they are looked at
     statistics.sampled(replay.sample({"b": 8, "a": 64}))
     told = shown(statistics.families())
     assert told("sampled_age_s_count", table="a") == 64
-    assert told("sampled_age_s_sum", table="a") == pytest.approx(64 * 50, rel=0.1)
+    assert 50 <= told("sampled_age_s_sum", table="a") / 64 < 100
     assert told("sampled_age_s_bucket", table="b", le="30") == 0
     assert told("sampled_age_s_bucket", table="b", le="100") == 8
     assert told("sampled_staleness_bucket", table="b", le="1") == 8, "the newest two chunks"
@@ -68,7 +68,7 @@ def test_ages_staleness_and_priorities(tmp_path):
     assert told("priority", table="a", quantile="0.5") == pytest.approx(80.5)
     assert told("priority", table="a", quantile="1") == 160
     quantiles = statistics.quantiles("a")
-    assert quantiles["age_s"]["0.5"] == pytest.approx(50, abs=5)
+    assert 50 <= quantiles["age_s"]["0.5"] < 100
     assert quantiles["staleness"]["1"] == 39
     assert len(AGE_BOUNDS_S) == len(set(AGE_BOUNDS_S))
     assert len(STALENESS_BOUNDS) == len(set(STALENESS_BOUNDS))
