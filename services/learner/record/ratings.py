@@ -32,7 +32,7 @@ RECENT = 4
 """The newest of these are played in turn: games against much weaker ones would tell little."""
 MAX_GAMES = 1 << 20
 MAX_MATCHES = 1 << 10
-"""In a file; a run remembers `RECENT` each time that its versions have doubled, and `MAX_KEPT`."""
+"""Of a saved file. A run has about half of `MAX_KEPT` more each time that its evaluations have doubled."""
 
 
 class _Saved(msgspec.Struct):
