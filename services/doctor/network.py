@@ -26,7 +26,7 @@ def ports(config: Config) -> Iterator[Check]:
     for name, host, port in places:
         several = config.replay.shards if name == "net.replay" else 1
         for index in range(several):
-            yield _port(name, host, port + index)
+            yield _port(name, host, port + index, "; `troupe train` needs no such port")
     if net.tensorboard_port:
         yield _port("net.tensorboard_port", "127.0.0.1", net.tensorboard_port, moves=True)
     if net.metrics_port:
@@ -38,7 +38,7 @@ def _place(address: str) -> tuple[str, int]:
     return ("" if host == "*" else host.strip("[]")), int(port)
 
 
-def _port(name: str, host: str, port: int, *, moves: bool = False) -> Check:
+def _port(name: str, host: str, port: int, also: str = "", *, moves: bool = False) -> Check:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     looked_at = f"{name} {port}"
     try:
@@ -48,7 +48,9 @@ def _port(name: str, host: str, port: int, *, moves: bool = False) -> Check:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             why = error.strerror or str(error)
-            return Check("ports", looked_at, f"cannot be bound ({why})", "wrong", f"set --{name} to another")
+            return Check(
+                "ports", looked_at, f"cannot be bound ({why})", "wrong", f"set --{name} to another{also}"
+            )
         holder, ours = _holder(port)
         if moves:
             return Check("ports", looked_at, f"held by {holder}", "ok")  # the next free one is taken
@@ -56,7 +58,9 @@ def _port(name: str, host: str, port: int, *, moves: bool = False) -> Check:
             return Check(
                 "ports", looked_at, f"held by {holder}", "note", f"a second run needs another --{name}"
             )
-        return Check("ports", looked_at, f"held by {holder}", "wrong", f"end it, or set --{name} to another")
+        return Check(
+            "ports", looked_at, f"held by {holder}", "wrong", f"end it, or set --{name} to another{also}"
+        )
     return Check("ports", looked_at, "free")
 
 
