@@ -81,12 +81,16 @@ def test_each_slot_gets_its_own_action_and_seed() -> None:
 )
 def test_what_ends_or_holds_up_a_process_costs_its_episodes_only(how: str, cause: str) -> None:
     # Copy 0 of a process tells the shapes. The second process has one slot, so no copy 2.
-    env = make(BROKEN, 3, timeout_s=2.0 if how == "hang" else 60.0, how=how, at=3, copy=2)
+    env = make(BROKEN, 3, how=how, at=3, copy=2)
+    patient = env._config  # type: ignore[attr-defined]
     env.reset()
     before = env.pids  # type: ignore[attr-defined]
     for _ in range(2):
         assert not env.step(zeros(3)).discarded
+    # For this step alone: a process that gets no core must not be taken for one that hangs.
+    env._config = patient.model_copy(update={"step_timeout_s": 2.0})  # type: ignore[attr-defined]
     step = env.step(zeros(3))
+    env._config = patient  # type: ignore[attr-defined]
     assert step.discarded == [0, 1]
     assert step.reward.tolist() == [0, 0, 1]
     np.testing.assert_allclose(step.obs[:, 0], [0, 0, 0.03])
