@@ -95,8 +95,10 @@ class Ratings:
         """What was played, as far as an evaluator can be believed: it may say any number, or none (nan)."""
         opponent, games = metrics.get(OPPONENT_VERSION, -1.0), metrics.get(OPPONENT_GAMES, 0.0)
         rate = metrics.get(OPPONENT_WIN_RATE, -1.0)
-        known = any(kept.version == opponent for kept in self._kept) and opponent < version
-        if not known or not 0 < games <= MAX_GAMES or not 0 <= rate <= 1:
+        # Also one that is kept no more: evaluations begin before the one before them is taken in.
+        known = {*(kept.version for kept in self._kept), *(match.one for match in self._matches)}
+        earlier = opponent in known and opponent < version
+        if not earlier or not 0 < games <= MAX_GAMES or not 0 <= rate <= 1:
             return None
         return Match(version, int(opponent), games, rate * games)
 

@@ -71,6 +71,16 @@ def test_ratings_follow_strength_and_what_is_kept_spreads_over_the_run(tmp_path:
     assert len(run.ratings._matches) < 60
 
 
+def test_an_evaluation_that_began_before_the_last_one_ended_is_rated_too(tmp_path: Path) -> None:
+    """Its opponent was chosen before, and may have been let go since."""
+    run, before = Run(tmp_path), None
+    for version in range(10, 110):
+        now = run.opponent
+        run.opponent = before or now
+        assert run.evaluate(version)["eval/elo"] == pytest.approx(strength(version), abs=1e-4)
+        before = now
+
+
 def test_a_resumed_run_goes_on_and_what_was_lost_is_forgotten(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for version in range(10, 30):
