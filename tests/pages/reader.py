@@ -95,7 +95,7 @@ class Reader:
         served = self._folder / ".served"
         logs = []
         for line in reversed(served.read_text().splitlines() if served.exists() else []):
-            pid, log = line.split()
+            pid, log, *_ = line.split()
             logs.append(self._folder / log)
             try:
                 os.kill(int(pid), signal.SIGTERM)

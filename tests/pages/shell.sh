@@ -1,4 +1,4 @@
-# What `troupe` and `tensorboard` are in the shell of a reader who copies a block:
+# What `troupe`, `tensorboard` and `pip` are in the shell of a reader who copies a block:
 # services go into the background, as if each had a terminal of its own, and Ctrl-C stops what trains for long.
 
 : "${PAGE_LIMIT_S:=60}"
@@ -8,7 +8,7 @@ _served() {
   log=$(mktemp served-XXXXXX.log)
   (
     command "$@" > "$log" 2>&1 < /dev/null &
-    echo "$! $log" >> "$PAGE_SERVED"
+    echo "$! $log $*" >> "$PAGE_SERVED"
     code=0
     wait "$!" || code=$?
     echo "$code" > "${log%.log}.code"
@@ -20,10 +20,23 @@ _served() {
   fi
 }
 
+# A learner of the page gets SIGTERM, for the next one goes on with its run.
+_end_learner() {
+  local pid log words
+  while read -r pid log words; do
+    case "$words" in "troupe learner "*) ;; *) continue ;; esac
+    kill "$pid" 2> /dev/null || continue
+    until test -s "${log%.log}.code"; do sleep 0.1; done
+  done < "$PAGE_SERVED"
+}
+
 troupe() {
   local code=0
   case " $* " in
     *" --help "* | *" --export "*) command troupe "$@"; return ;;
+  esac
+  case " $* " in
+    *" learner "*" --resume "*) _end_learner ;;
   esac
   case "$1 ${2-}" in
     "learner "* | "actor "* | "evaluator "* | "board "* | "replay serve") _served troupe "$@"; return ;;
@@ -44,3 +57,6 @@ troupe() {
 }
 
 tensorboard() { _served tensorboard "$@"; }
+
+# Into the environment of the page; everything that a package needs is there.
+pip() { command pip --python .venv/bin/python "$@" --no-build-isolation --no-deps --no-index; }

@@ -30,9 +30,12 @@ CHECKOUT = {
     "docs/aws.md",
     "docs/compatibility.md",
     "docs/models.md",
+    "docs/offline.md",
     "docs/scale.md",
     "docs/sweeps.md",
 }
+INSTALLS = {"examples/outside/README.md"}
+"""Pages that install something, into an environment of their own."""
 QUICK = {"docs/scale.md", "docs/aws.md"}
 RUNS = {
     "README.md": {"pong-ppo-20260102-030405": "cartpole"},
@@ -42,6 +45,16 @@ RUNS = {
 }
 """What a reader has in `runs` who comes to a page, and the training that it is from."""
 SERVED = {
+    "docs/learners.md": [
+        Block(
+            0,
+            "sh",
+            "",
+            "",
+            "_served nice -n 19 troupe train cartpole-ppo --run-dir runs/my-run --no-progress "
+            "--total-steps 100000000\n",
+        )
+    ],
     "docs/replay-operations.md": [
         Block(
             0,
@@ -63,7 +76,7 @@ SERVED = {
             "writer.end_episode()\n"
             "assert writer.flush(60)\n",
         ),
-    ]
+    ],
 }
 """What he has running there, as blocks before the first."""
 TRAININGS = {
@@ -103,8 +116,12 @@ def name_of(page: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(wheel, tmp_path_factory.mktemp("environment"))
 
 
@@ -133,7 +150,9 @@ def test_what_does_not_run_says_why(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", [page for page in RUNNABLE if name_of(page) not in ELSEWHERE], ids=name_of)
-def test_the_page_runs(page: Path, programs: Path, trained: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_page_runs(
+    page: Path, wheel: Path, programs: Path, trained: Callable[[str], Path], tmp_path: Path
+) -> None:
     name = name_of(page)
     if name not in QUICK and not os.environ.get(WANTED):
         pytest.skip(f"it takes a minute or more: `make test-pages`, which sets {WANTED}=1")
@@ -144,6 +163,8 @@ def test_the_page_runs(page: Path, programs: Path, trained: Callable[[str], Path
         shutil.copytree(page.parent, folder)
     else:
         folder.mkdir()
+    if name in INSTALLS:
+        programs = install(wheel, tmp_path / "environment")
     (folder / ".venv").symlink_to(programs.parent)
     (folder / "my_games.py").write_text(MAZE)
     for run, training in RUNS.get(name, {}).items():
