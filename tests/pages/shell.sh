@@ -13,6 +13,7 @@ _served() {
     wait "$!" || code=$?
     echo "$code" > "${log%.log}.code"
   ) > /dev/null 2>&1 &
+  until test -s "$log" || test -s "${log%.log}.code"; do sleep 0.2; done # its first line
   sleep 4
   if test -s "${log%.log}.code"; then
     cat "$log"

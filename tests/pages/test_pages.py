@@ -51,8 +51,9 @@ SERVED = {
             "sh",
             "",
             "",
-            "_served nice -n 19 troupe train cartpole-ppo --run-dir runs/my-run --no-progress "
-            "--total-steps 100000000\n",
+            "_served troupe train cartpole-ppo --run-dir runs/my-run --no-progress "
+            "--total-steps 100000000\n"
+            "until grep -qs 'ipc://.*/control' runs/my-run/logs/actor-0.log; do sleep 1; done\n",
         )
     ],
     "docs/replay-operations.md": [
