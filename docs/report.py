@@ -29,7 +29,8 @@ _HEAD = """\
 Every training whose `metrics.csv` is kept in [results](results/runs.toml), each a whole run. The score is the
 mean over seeds of the last evaluation in the run, with its 95 % bootstrap interval over seeds, which three
 seeds leave rough; `best` is the mean of the runs' best evaluations. Without evaluations,
-twentieths of its training take their place, and the row says so. Minutes are those of one run.
+twentieths of its training (of three rows at least) take their place, and the row says so. Minutes are
+those of one run.
 [Results](results.md) says on which machine, beside what, and how evaluations afterwards came out.
 
 | training | seeds | score | 95 % interval | best | steps | minutes | commit |
@@ -67,8 +68,8 @@ class Recorded:
 
 
 def _twentieths(returns: list[float]) -> list[float]:
-    """Their means: a single row of training is the return of a game or two."""
-    return [float(part.mean()) for part in np.array_split(returns, min(20, len(returns)))]
+    """Their means, of three rows at least: a single row of training is the return of a game or two."""
+    return [float(part.mean()) for part in np.array_split(returns, max(1, min(20, len(returns) // 3)))]
 
 
 def recorded(folder: Path) -> dict[str, list[Recorded]]:
