@@ -26,7 +26,9 @@ from tests.deploy.machines import shared_python
 Resource = dict[str, Any]
 USER = 10001
 NETWORK, SUBNET = "troupe", "10.89.77.0/24"
-PROGRAMS = ("podman", "runc", "conmon")
+PROGRAMS = ("podman", "runc", "conmon", "iptables")
+# Where a Docker daemon runs, it has the host drop what goes from one port of another bridge to the next.
+_LET_THROUGH = ("FORWARD", "-s", SUBNET, "-d", SUBNET, "-j", "ACCEPT")
 # Rootful, without systemd and without anything of the host's own podman.
 _CONTAINERS = """\
 [containers]
@@ -90,6 +92,7 @@ class Podman:
         }
         self.mounts = self._make_image()
         self.run("network", "create", "--internal", "--subnet", SUBNET, NETWORK)
+        subprocess.run(["iptables", "-I", *_LET_THROUGH], check=True, timeout=60)
 
     def run(self, *words: str | Path, ok: tuple[int, ...] = (0,)) -> str:
         """Run podman; its output."""
@@ -199,6 +202,7 @@ class Podman:
 
     def close(self) -> None:
         """Remove everything."""
+        subprocess.run(["iptables", "-D", *_LET_THROUGH], capture_output=True, timeout=60)
         for words in (
             ("pod", "rm", "-a", "-f", "-t", "5"),
             ("volume", "rm", "-a", "-f"),
