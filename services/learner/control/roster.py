@@ -132,8 +132,9 @@ class Roster:
 
     A lease ends `liveness_s` after its holder's last message. A process that joins under the name of another,
     with the same role and key, replaces it (that is what a restart looks like); the replaced one cannot come
-    back. Until its lease ends, nobody else gets the name. Messages of one process may be read after the HELLO
-    of the next, which has another connection: for `liveness_s` it is known who was replaced.
+    back, unless the lease of the other ends before it has said more than HELLO. Until its lease ends, nobody
+    else gets the name. Messages of one process may be read after the HELLO of the next, which has another
+    connection: for `liveness_s` it is known who was replaced.
 
     The lowest free slots are leased. With `spread` they are taken evenly from all that are free: where there
     are more slots than actors will ever hold, those that are there explore as the whole run would.

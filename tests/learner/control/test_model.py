@@ -1,5 +1,6 @@
 """Any order of joining, leaving, silence, stolen names and restarts, beside what actors know themselves."""
 
+import collections
 import random
 from dataclasses import dataclass, field
 
@@ -29,8 +30,7 @@ class Actor:
 
     Attributes:
         joined: it was welcome, and has not been told otherwise since.
-        known: this learner has welcomed it at some time.
-        replaced: and another under its name since then.
+        spoke: it has said more than HELLO, and the learner has heard it.
     """
 
     name: str
@@ -41,8 +41,7 @@ class Actor:
     made: int = 0
     limit: int = 0
     joined: bool = False
-    known: bool = False
-    replaced: bool = False
+    spoke: bool = False
     heard_s: float = 0.0
 
     @property
@@ -61,6 +60,8 @@ class Membership(RuleBasedStateMachine):
         system.random = random.Random(7)
         self.context = Context()
         self.actors = []
+        # By name and key, in the order in which they were welcome: only the last may come again.
+        self.welcomed = collections.defaultdict(list)
         self.left_made = 0  # steps of those that are gone
         self.untold = False  # steps were made that the learner can no longer hear of, or has forgotten
         self.processes = 0
@@ -137,10 +138,11 @@ class Membership(RuleBasedStateMachine):
         if isinstance(answer, messages.Error):
             kinds = (messages.NAME_TAKEN, messages.NO_SLOTS, messages.REFUSED_SUPERSEDED)
             assert answer.kind in kinds, answer.detail
-            assert actor.replaced or answer.kind != messages.REFUSED_SUPERSEDED
+            assert self.replaced(actor) or answer.kind != messages.REFUSED_SUPERSEDED
             return
-        assert not actor.replaced, "one that was replaced has come back"
+        assert not self.replaced(actor), "one that was replaced has come back"
         assert 0 < len(answer.slots) <= actor.wanted
+        actor.spoke &= owner is not None and owner.incarnation == actor.incarnation
         self._replace(actor)
         if not answer_lost:
             actor.slots, actor.limit = answer.slots, answer.steps_limit
@@ -151,12 +153,17 @@ class Membership(RuleBasedStateMachine):
 
     def _replace(self, newest):
         """Whoever had the name before is out, and cannot come back."""
-        newest.known = True
+        welcomed = self.welcomed[newest.name, newest.key]
+        if newest not in welcomed:
+            welcomed.append(newest)
         leases = self.server.leases()
         for actor in self.actors:
             if actor is not newest and (actor.name, actor.key) == (newest.name, newest.key):
                 assert actor.incarnation not in leases, "two processes under one name"
-                actor.replaced = actor.known
+
+    def replaced(self, actor):
+        """Whether the learner has welcomed it, and another under its name since."""
+        return actor in self.welcomed[actor.name, actor.key][:-1]
 
     @precondition(lambda self: any(actor.joined for actor in self.actors))
     @rule(data=st.data(), answer_lost=st.booleans())
@@ -169,7 +176,8 @@ class Membership(RuleBasedStateMachine):
             assert answer.kind == messages.UNKNOWN_PEER, answer.detail
             actor.joined = False
             return
-        assert not actor.replaced, "one that was replaced is served"
+        assert not self.replaced(actor), "one that was replaced is served"
+        actor.spoke = True
         if not answer_lost:
             actor.limit, actor.heard_s = answer.steps_limit, self.now_s
 
@@ -215,7 +223,12 @@ class Membership(RuleBasedStateMachine):
             assert peer["seen_s_ago"] <= LIVENESS_S, "a lease without an end"
 
     def expire(self):
+        held = self.server.leases().keys()
         self.server._handlers.expire()
+        gone = held - self.server.leases().keys()
+        for welcomed in self.welcomed.values():
+            # One that has said nothing but HELLO may have been dead by then: who was replaced by it is not.
+            welcomed[:] = [actor for actor in welcomed if actor.spoke or actor.incarnation not in gone]
         replaced = {peer.incarnation for peer, _ in self.server._roster._replaced.values()}
         heard = self.server.leases().keys() | replaced
         self.untold |= any(
@@ -232,8 +245,7 @@ class Membership(RuleBasedStateMachine):
         """The learner begins again from its last checkpoint."""
         self._start()
         self.untold = True
-        for actor in self.actors:
-            actor.known = actor.replaced = False
+        self.welcomed.clear()
 
     # ---------------------------------------------------------------- what is always so
 
