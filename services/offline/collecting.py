@@ -51,7 +51,7 @@ def export(path: Path, name: str, preset: str = "", slots: int | None = None) ->
 
 def _restore(snapshot: Path, folder: Path) -> None:
     """Make the folder of a shard from a snapshot, which holds the used parts of its files."""
-    restore_snapshot(str(snapshot), folder)
+    restore_snapshot(str(snapshot.resolve()), folder)  # of relative paths it takes none
     _, layout = load_signature(folder) or ((), {"tables": {}, "budget_bytes": 0})
     tables = [TableConfig(name=each, capacity=slots, min_items=1) for each, slots in layout["tables"].items()]
     Replay(folder, tables, budget_bytes=layout["budget_bytes"], adopt=True).close()
@@ -115,7 +115,7 @@ def _opened(path: Path) -> list[Arena]:
         found = [*path.glob("replay/shard-*"), *path.glob("shard-*")]
         folders = [each for each in sorted(found) if (each / SIGNATURE_FILE).is_file()]
     if not folders:
-        raise ConfigError(f"{path} holds no items of replay: give a run directory, or the folder of a shard")
+        raise ConfigError(f"{path} holds no items of replay: give a run directory, or a folder with shard-0")
     try:
         return [Arena(folder) for folder in folders]
     except OSError as error:

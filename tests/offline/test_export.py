@@ -195,7 +195,7 @@ def test_what_was_imported_is_exported_byte_for_byte(tmp_path, datasets, capsys)
         refused(DatasetError, "no whole episode", str(tmp_path / "second" / half), "--preset", preset)
 
 
-def test_a_snapshot_is_exported_as_its_shard_is(tmp_path):
+def test_a_snapshot_is_exported_as_its_shard_is(tmp_path, monkeypatch):
     preset, folder = preset_of(tmp_path, "cartpole"), tmp_path / "replay"
     acted(preset, folder, 200)
     tables = [TableConfig(capacity=100_000, min_items=1)]
@@ -205,8 +205,9 @@ def test_a_snapshot_is_exported_as_its_shard_is(tmp_path):
     snapshot.join(60)
     assert snapshot.progress.state == "done"
     # Of a shard that is in use, as well.
-    for path, name in ((folder, "my/shard-v0"), (tmp_path / "snapshot", "my/snapshot-v0")):
-        replay_export([str(path), "--minari", name, "--preset", preset])
+    monkeypatch.chdir(tmp_path)
+    for path, name in (("replay", "my/shard-v0"), ("snapshot", "my/snapshot-v0")):
+        replay_export([path, "--minari", name, "--preset", preset])
     replay.close()
     assert read("my/shard-v0", preset) == read("my/snapshot-v0", preset)
 
