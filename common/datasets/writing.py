@@ -86,10 +86,6 @@ class DatasetWriter:
             os.rename(self._hidden / self.name, self.folder)
         except OSError as error:
             raise self._refused(error) from None
-        self.discard()
-
-    def discard(self) -> None:
-        """Remove what was written and is not finished."""
         self._remove()
         self._hidden = None
 

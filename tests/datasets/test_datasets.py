@@ -163,7 +163,7 @@ def test_a_data_set_of_another_environment_is_refused():
     one_line(lambda: list(dataset.trajectories(other)), DatasetError, r"actions \[2\] instead of \[\]")
 
 
-def test_ids_that_are_none_or_taken_are_refused_and_nothing_is_left_of_what_is_discarded(datasets):
+def test_ids_that_are_none_or_taken_are_refused_and_nothing_is_left_of_what_is_not_finished(datasets):
     spec = SPECS["reals"]
     one_line(lambda: Dataset("my/absent-v0"), DatasetError, "there is no data set my/absent-v0")
     for name in ("../up-v0", "no version", "", "/tmp/here-v0"):
@@ -174,9 +174,9 @@ def test_ids_that_are_none_or_taken_are_refused_and_nothing_is_left_of_what_is_d
     )
     writer = DatasetWriter("my/other-v0", spec)
     writer.add(next(episodes(spec)))
-    writer.discard()
-    writer.finish()
+    del writer
     assert not (datasets / "my" / "other-v0").exists()
+    assert not list(datasets.glob(".unfinished-*"))
     nested = make_spec(EnvConfig(id="tests.envs.matching:Match-v0", kwargs={"actions": "dict"}))
     one_line(lambda: DatasetWriter("my/other-v0", nested), ConfigError, "several parts")
 
