@@ -20,7 +20,7 @@ from tests.pages.blocks import HISTORY, PAGES, ROOT, Block, blocks, to_run
 from tests.pages.reader import Reader
 
 WANTED = "TROUPE_TEST_PAGES"
-"""With this set, all pages are run, a quarter of an hour; otherwise those that take seconds."""
+"""With this set, all pages are run, up to two hours on a busy machine; otherwise those that take seconds."""
 ELSEWHERE = {
     "docs/replay.md": "tests/replay/test_replay_document.py",
     "docs/protocol.md": "tests/wire/test_protocol_document.py",
