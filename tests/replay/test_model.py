@@ -87,6 +87,7 @@ class Shard(RuleBasedStateMachine):
 
     def _start(self):
         self.session += 1
+        self.evicted_early = 0
         self.replay = open_tables(self.folder, *TEXTS, seed=self.session)
         self.handlers = RequestHandlers(self.replay, self.outbox, self.session, dict)
 
@@ -125,6 +126,10 @@ class Shard(RuleBasedStateMachine):
 
     def follow(self):
         """Tell the model what was sent; an answer to one that has gone is none, and its batch is put back."""
+        evicted_early = self.replay.counters.evicted_early_items
+        if evicted_early > self.evicted_early:  # before the insert that they made room for, in tables as well
+            self.evicted_early = evicted_early
+            self._leave_early()
         for message in self.outbox.unsent:
             self.model.forget(b"learner", message.request_id)
         self.outbox.unsent.clear()
