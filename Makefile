@@ -110,7 +110,7 @@ $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
 unit: setup ## the tests that need neither several processes nor much time
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-chaos: setup ## a run through 100 faults (root), fifty deaths of replay, 10 million hostile messages (TROUPE_FUZZ_MESSAGES), learning in every way
+chaos: setup ## a run through 100 faults (root), deaths of replay and learners, power cuts, 10 million hostile messages (TROUPE_FUZZ_MESSAGES), learning in every way
 	@test "$$(id -u)" = 0 && command -v ip tc >/dev/null || \
 	  echo "troupe: NOT TESTED: faults to a whole run need root, ip and tc; they are skipped" >&2
 	TROUPE_CHAOS=1 TROUPE_CHAOS_SOAK_S=$(SOAK) $(BIN)/python -m pytest -rs --timeout=7200 $(if $(SOAK),tests/chaos,$(CHAOS)) $(ARGS)
