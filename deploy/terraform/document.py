@@ -30,7 +30,7 @@ provider "aws" {
 
 module "troupe" {
   source  = "NAMESPACE/troupe/aws"
-  version = "0.1.0" # the version of Troupe in your images
+  version = "1.0.0" # the version of Troupe in your images
 
   run                   = "cartpole"
   preset                = "cartpole-apex"
@@ -46,7 +46,7 @@ output "troupe" {
 ```
 
 `NAMESPACE` is the owner in the registry. Without the registry, `source` is the address of a Git repository,
-and there is no `version`: `git::https://HOST/OWNER/troupe.git//deploy/terraform?ref=v0.1.0`. The examples
+and there is no `version`: `git::https://HOST/OWNER/troupe.git//deploy/terraform?ref=v1.0.0`. The examples
 name this folder as `../..`; in a copy of an example, replace that by one of these addresses.
 
 ## Publishing
@@ -58,7 +58,7 @@ is this folder, and each tag is a version. In a clone of Troupe, at the commit o
 ```sh
 git subtree split --prefix deploy/terraform --branch terraform-aws-troupe
 module=git@github.com:NAMESPACE/terraform-aws-troupe.git
-git push "$module" terraform-aws-troupe:main terraform-aws-troupe:refs/tags/v0.1.0
+git push "$module" terraform-aws-troupe:main terraform-aws-troupe:refs/tags/v1.0.0
 ```
 
 The first time, create the empty repository before. Afterwards, choose it at <https://registry.terraform.io>

@@ -36,6 +36,19 @@ def test_every_released_version_has_a_run():
     assert version in VERSIONS
 
 
+def test_the_version_is_the_same_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    number = r"\d+\.\d+\.\d+"
+    for name, form in (
+        ("CITATION.cff", rf"^version: ({number})$"),
+        ("deploy/docker/Dockerfile", rf"^ARG VERSION=({number})$"),
+        ("deploy/terraform/README.md", rf'^  version = "({number})"|ref=v({number})|refs/tags/v({number})'),
+        ("CHANGELOG.md", r"\A.*?^## \[(\d[^]]*)\]"),
+    ):
+        found = re.finditer(form, (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+        assert {group for match in found for group in match.groups() if group} == {version}, name
+
+
 @pytest.mark.slow
 def test_it_is_resumed_with_what_its_replay_holds(run, start):  # noqa: F811
     before = tomllib.loads((run / "config.toml").read_text())
