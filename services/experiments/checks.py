@@ -53,7 +53,7 @@ def check(sweep: Sweep) -> dict[str, int]:
             if not parts <= seen:
                 seen |= parts
                 try:
-                    check_runnable(loaded)
+                    check_runnable(loaded, play=False)
                 except TroupeError as error:
                     raise type(error)(f"{run.name}: {error}") from None
     if not sweep.is_study:

@@ -58,10 +58,7 @@ def train(
         loaded = by_kind.load(algo, sweep, overrides or {}, os.environ)
     else:
         loaded = load_layers(preset, sweep, overrides, os.environ)
-    _check_addresses(loaded)
-    _check_device(loaded)
-    _check_outside(loaded.config)
-    spec = check_environment(loaded, play=True)
+    spec = check_runnable(loaded, play=True)
     config = _with_beginning(_with_dataset(loaded.config, spec), spec)
     if config.run.offline and instead is not None:
         raise ConfigError("with a data set nobody acts: leave out --serial and --deterministic, or --offline")
@@ -118,12 +115,12 @@ def _launch(
     launcher.run(config, run_dir, resume=resume, progress=progress, stop=stop)
 
 
-def check_runnable(loaded: Loaded) -> None:
-    """Refuse what `train` would refuse, but for what only playing the environment shows."""
+def check_runnable(loaded: Loaded, *, play: bool) -> EnvSpec:
+    """Refuse what cannot be trained here; without `play`, all but what only playing the environment shows."""
     _check_addresses(loaded)
     _check_device(loaded)
     _check_outside(loaded.config)
-    check_environment(loaded, play=False)
+    return check_environment(loaded, play=play)
 
 
 def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
