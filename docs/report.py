@@ -28,10 +28,10 @@ _HEAD = """\
 
 Every training whose `metrics.csv` is kept in [results](results/runs.toml), each a whole run. The score is the
 mean over seeds of the last evaluation in the run, with its 95 % bootstrap interval over seeds, which three
-seeds leave rough; `best` is the mean of the runs' best evaluations. Without evaluations,
-twentieths of its training (of three rows at least) take their place, and the row says so. Minutes are
-those of one run.
-[Results](results.md) says on which machine, beside what, and how evaluations afterwards came out.
+seeds leave rough; `best` is the mean of the runs' best evaluations. Without evaluations, the
+means of twentieths of a training (of three rows at least) take their place, and the row says so. Minutes
+are those of one run. [Results](results.md) says on which machine, beside what, and how evaluations afterwards
+came out.
 
 | training | seeds | score | 95 % interval | best | steps | minutes | commit |
 |---|---|--:|---|--:|--:|--:|---|

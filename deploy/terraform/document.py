@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ provider "aws" {
 
 module "troupe" {
   source  = "NAMESPACE/troupe/aws"
-  version = "1.0.0" # the version of Troupe in your images
+  version = "VERSION" # the version of Troupe in your images
 
   run                   = "cartpole"
   preset                = "cartpole-apex"
@@ -46,7 +47,7 @@ output "troupe" {
 ```
 
 `NAMESPACE` is the owner in the registry. Without the registry, `source` is the address of a Git repository,
-and there is no `version`: `git::https://HOST/OWNER/troupe.git//deploy/terraform?ref=v1.0.0`. The examples
+and there is no `version`: `git::https://HOST/OWNER/troupe.git//deploy/terraform?ref=vVERSION`. The examples
 name this folder as `../..`; in a copy of an example, replace that by one of these addresses.
 
 ## Publishing
@@ -58,7 +59,7 @@ is this folder, and each tag is a version. In a clone of Troupe, at the commit o
 ```sh
 git subtree split --prefix deploy/terraform --branch terraform-aws-troupe
 module=git@github.com:NAMESPACE/terraform-aws-troupe.git
-git push "$module" terraform-aws-troupe:main terraform-aws-troupe:refs/tags/v1.0.0
+git push "$module" terraform-aws-troupe:main terraform-aws-troupe:refs/tags/vVERSION
 ```
 
 The first time, create the empty repository before. Afterwards, choose it at <https://registry.terraform.io>
@@ -91,7 +92,8 @@ def readme(folder: Path, root: Path) -> str:
     title = "Terraform module" if folder == root else folder.name
     text = f"{_NOTE}# {title}\n\n{purpose(folder)}"
     if folder == root:
-        text += _USE
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+        text += _USE.replace("VERSION", project["version"])
         for part in ("modules", "examples"):
             text += f"\n## {part.capitalize()}\n\n| folder | purpose |\n|---|---|\n"
             for one in sorted(path.parent for path in (folder / part).glob("*/main.tf")):
