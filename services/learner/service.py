@@ -139,8 +139,7 @@ class Learner:
         security = make_security(net.keys_dir, "learner", insecure=net.insecure)
         self._context = zmq.Context()
         self.control = self._make_control(security)
-        keep_best, fetched = config.learner.keep_best, self.control.params_fetched
-        self._best = Best(directory, fetched, self.checkpoints.meta) if keep_best else None
+        self._best = Best(directory, self.checkpoints.meta) if config.learner.keep_best else None
         self.inference = self._make_inference(security) if config.inference.mode == "central" else None
         self.prefetch = self._make_prefetcher(security)
         self.team = self._make_team()
@@ -162,6 +161,7 @@ class Learner:
                 gathered=Gathered(config, self.spec.tasks),
                 tasks=self.spec.tasks,
                 ratings=self._make_ratings(directory, resume=resume),
+                best=self._best,
             )
         except BaseException:
             self._context.destroy(linger=0)
@@ -233,7 +233,7 @@ class Learner:
         if not self.config.evaluator.elo_games:
             return None
         known = self.counters.version if resume else -1
-        return Ratings(checkpoints, known, self.control.params_fetched, self.control.play_against)
+        return Ratings(checkpoints, known, self.control.play_against)
 
     def _bind(self) -> None:
         config = self.config
@@ -456,8 +456,6 @@ class Learner:
         with contextlib.suppress(queue.Empty):
             while not deadline.expired:
                 self.reporter.collect(self.control.telemetry.get_nowait())
-        while self._best is not None and self.reporter.evaluations:
-            self._best.evaluated(*self.reporter.evaluations.popleft())
 
     def _finish(self) -> None:
         """Publish the last parameters and wait, within a limit, until they have been evaluated."""

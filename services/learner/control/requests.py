@@ -241,8 +241,6 @@ class RequestHandlers:
         # An empty manifest says that there is nothing newer.
         if newest is None or body.version == self.state["version"]:
             return messages.Params(manifest=[], **self.run_state())
-        if peer.role == "evaluator":
-            self.offer.keep(newest)
         self.offer.sent += 1
         return messages.Params(manifest=newest.manifest, blob=newest.blob, **self.run_state())
 

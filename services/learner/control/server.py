@@ -196,11 +196,6 @@ class ControlServer:
         """How many times parameters have been sent to a peer."""
         return self._offer.sent
 
-    def params_fetched(self, version: int) -> tuple[dict[str, np.ndarray], Published] | None:
-        """The parameters that an evaluator was given as this version; see `Offer.fetched`."""
-        with self._lock:
-            return self._offer.fetched(version)
-
     def play_against(self, opponent: Published | None) -> None:
         """Have the evaluations that begin from now on also play against this earlier version."""
         with self._lock:

@@ -22,7 +22,6 @@ from troupe.common.stats.ratings import (
 from troupe.common.wire import types
 from troupe.common.wire.codec import WireError
 from troupe.common.wire.control.params import Published, decode_params
-from troupe.services.learner.saving.kept import Fetched
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +54,6 @@ class Ratings:
         self,
         checkpoints: Path,
         known: int,
-        fetched: Fetched,
         offer: Callable[[Published | None], None],
     ) -> None:
         """Go on with what an earlier process has saved.
@@ -63,11 +61,10 @@ class Ratings:
         Args:
             checkpoints: `RUN/checkpoints`.
             known: the newest version of the run so far; later ones were of parameters that are lost.
-            fetched: gives the parameters of a version that was evaluated.
             offer: is told whom the next version plays.
         """
         self._directory = checkpoints / RATED
-        self._fetched, self._offer = fetched, offer
+        self._offer = offer
         self._writer = CheckpointWriter(self._directory, keep=1)
         self._kept: list[Published] = []
         self._matches: list[Match] = []
@@ -76,17 +73,18 @@ class Ratings:
             self._restore(known)
         self._choose()
 
-    def evaluated(self, version: int, metrics: dict[str, float]) -> dict[str, float]:
+    def evaluated(self, played: Published, metrics: dict[str, float]) -> dict[str, float]:
         """The rating of a version by what its evaluation says; none where it has played nobody."""
+        version = played.version
         match = self._match(version, metrics)
         if self._kept and match is None:
             return {}
         matches = self._matches if match is None else [*self._matches, match]
         oldest = min([version, *(each.other for each in matches)])
         rating = elo_ratings(matches, oldest)[version]
-        if self._evaluations % self._spacing == 0 and (found := self._fetched(version)) is not None:
+        if self._evaluations % self._spacing == 0:
             self._matches = matches
-            self._keep(found[1])
+            self._keep(played)
         self._evaluations += 1
         self._choose()
         return {"eval/elo": rating.elo, "eval/elo_error": rating.error}

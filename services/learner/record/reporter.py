@@ -43,6 +43,7 @@ from troupe.services.learner.record.totals import StoredSteps, Troubles
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.record.training_returns import TrainingReturns
 from troupe.services.learner.saving.counters import RunCounters
+from troupe.services.learner.saving.kept import Best
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,6 @@ class Reporter:
 
     Attributes:
         evaluated_version: the newest version that was evaluated.
-        evaluations: version and mean return of each, until the learner takes them out.
     """
 
     def __init__(
@@ -96,9 +96,10 @@ class Reporter:
         gathered: Gathered,
         tasks: Sequence[str] = (),
         ratings: Ratings | None = None,
+        best: Best | None = None,
     ) -> None:
         self._trackers = trackers
-        self._ratings = ratings
+        self._ratings, self._best = ratings, best
         self._gathered = gathered
         self._actor_returns = ActorReturns(explores)
         self._leases: dict[int, set[int]] = {}
@@ -139,7 +140,6 @@ class Reporter:
         self._next_rows = system.monotonic() + log_every_s
         self._next_status = 0.0
         self.evaluated_version = -1
-        self.evaluations: deque[tuple[int, float]] = deque(maxlen=16)
 
     def note(self, source: str, metrics: dict[str, float]) -> None:
         """Keep values until the next row is due."""
@@ -189,14 +189,16 @@ class Reporter:
     def _evaluated(self, evaluation: Evaluation) -> None:
         """Write an evaluation at once, dated by when its version was published."""
         version, metrics, games = evaluation.version, evaluation.metrics, evaluation.games
-        if self._ratings is not None:
-            metrics = metrics | self._ratings.evaluated(version, metrics)
-        moment = self._moment(evaluation.played)
-        age = {} if evaluation.played is None else {EVALUATION_AGE: moment["ago_s"]}
+        played = evaluation.played
+        if self._ratings is not None and played is not None:
+            metrics = metrics | self._ratings.evaluated(played, metrics)
+        moment = self._moment(played)
+        age = {} if played is None else {EVALUATION_AGE: moment["ago_s"]}
         self._write("evaluator", metrics | age, moment)
         self.evaluated_version = max(self.evaluated_version, version)
-        if len(games) >= self._gathered.episodes:  # of few games it may be luck
-            self.evaluations.append((version, metrics[EVALUATION_RETURN]))
+        # Of few games it may be luck.
+        if self._best is not None and played is not None and len(games) >= self._gathered.episodes:
+            self._best.evaluated(played, metrics[EVALUATION_RETURN])
         pairs = [(game.episode_return, game.steps) for game in games]
         levels = int(metrics.get(LEVELS, 0))
         self.writer.add_evaluation(version, pairs, **moment, tasks=evaluation.tasks, levels=levels)

@@ -20,12 +20,9 @@ from troupe.common.runtime.checkpoint import (
     load_newest,
     newest_first,
 )
-from troupe.common.wire.control.params import Published
+from troupe.common.wire.control.params import Published, decode_params
 
 _log = logging.getLogger(__name__)
-
-Fetched = Callable[[int], tuple[dict[str, np.ndarray], Published] | None]
-"""See `troupe.services.learner.control.server.ControlServer.params_fetched`."""
 
 
 class Archive:
@@ -54,9 +51,9 @@ class Archive:
 class Best:
     """Keeps the network with the best evaluation so far, in a checkpoint of its own that only acts."""
 
-    def __init__(self, checkpoints: Path, fetched: Fetched, meta: Callable[[], dict[str, Any]]) -> None:
-        """`fetched` gives the parameters of a version, and how far the run was; `meta` is of checkpoints."""
-        self._fetched, self._meta = fetched, meta
+    def __init__(self, checkpoints: Path, meta: Callable[[], dict[str, Any]]) -> None:
+        """`meta` is that of checkpoints."""
+        self._meta = meta
         self._directory = checkpoints / BEST
         self._writer = CheckpointWriter(self._directory, keep=1)
         self._return = -math.inf
@@ -67,16 +64,15 @@ class Best:
             except (CheckpointError, KeyError, TypeError, ValueError) as error:
                 _log.warning("the best checkpoint so far is not readable, another takes its place: %s", error)
 
-    def evaluated(self, version: int, mean_return: float) -> None:
+    def evaluated(self, played: Published, mean_return: float) -> None:
         """Keep the network of an evaluation that no other surpasses; of equals the newest."""
-        fetched = self._fetched(version)
-        # The weights that were played, not the newest, which may be worse by now.
-        if fetched is None or mean_return < self._return:
+        if mean_return < self._return:
             return
         self._return = mean_return
-        params, then = fetched
-        evaluation = {"version": version, "mean_return": mean_return}
-        meta = self._meta() | {"steps": then.steps, "updates": then.updates, "evaluation": evaluation}
+        # The weights that were played, not the newest, which may be worse by now.
+        params = decode_params(played.manifest, played.blob)
+        evaluation = {"version": played.version, "mean_return": mean_return}
+        meta = self._meta() | {"steps": played.steps, "updates": played.updates, "evaluation": evaluation}
         # One place: a better network that comes while another is written takes the place of what waits.
         self._next = {f"net/{name}": array for name, array in params.items()}, meta
         self.go_on()

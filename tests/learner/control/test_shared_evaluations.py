@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.harness import games, until
-from troupe.common.wire.control.params import Published, encode_params
+from troupe.common.wire.control.params import Published, decode_params, encode_params
 from troupe.common.wire.messages import TOO_MANY
 from troupe.services.evaluator.video import encode_gif
 from troupe.services.learner.control.budget import StepBudget
@@ -52,9 +52,11 @@ def test_one_evaluation_is_shared_and_the_next_has_the_newest_parameters(server,
     again = until(two.next_games)
     assert (again.part, again.params.version) == (0, 6)
     np.testing.assert_array_equal(again.params.params["w"], params(6)["w"])
-    parts = [server.telemetry.get(timeout=120).fields.part for _ in range(3)]
-    assert sorted(parts) == [0, 1, 2]
-    assert server.params_fetched(5)[0]["w"][0] == 5
+    reports = [server.telemetry.get(timeout=120) for _ in range(3)]
+    assert sorted(report.fields.part for report in reports) == [0, 1, 2]
+    for report in reports:
+        assert report.played.version == 5
+        assert decode_params(report.played.manifest, report.played.blob)["w"][0] == 5
     assert server.rejected() == {}
 
 
@@ -99,7 +101,6 @@ def test_an_evaluation_says_where_the_run_was_when_its_parameters_were_published
     for _ in range(2):
         told = server.telemetry.get(timeout=120).played
         assert (told.version, told.steps, told.updates) == (5, 100, 7)
-    assert server.params_fetched(5)[1].steps == 100
 
 
 def test_one_that_dies_leaves_its_part_to_another(server, connect):

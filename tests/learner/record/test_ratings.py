@@ -25,12 +25,7 @@ class Run:
     def __init__(self, folder: Path, known: int = -1) -> None:
         self.offered: list[int] = []
         self.opponent: Published | None = None
-        self.ratings = Ratings(folder, known, self.fetched, self.offer)
-
-    def fetched(self, version: int) -> tuple[dict[str, np.ndarray], Published]:
-        return params(version), Published(
-            version, *encode_params(params(version)), 100 * version, version, 0.0
-        )
+        self.ratings = Ratings(folder, known, self.offer)
 
     def offer(self, opponent: Published | None) -> None:
         self.opponent = opponent
@@ -48,7 +43,8 @@ class Run:
                 OPPONENT_GAMES: 1000.0,
                 OPPONENT_WIN_RATE: points / 1000,
             }
-        return self.ratings.evaluated(version, metrics | changes)
+        played = Published(version, *encode_params(params(version)), 100 * version, version, 0.0)
+        return self.ratings.evaluated(played, metrics | changes)
 
 
 def strength(version: int) -> float:

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.harness import Context, until
+from tests.harness import Context, make_reporter, until
+from tests.harness import evaluated as whole
 from tests.learner.runs import evaluated, make_config, run_learner
 from troupe.common import installation
 from troupe.common.agents import make_agent
@@ -22,9 +23,11 @@ from troupe.common.runtime.checkpoint import (
     newest_first,
     save_checkpoint,
 )
+from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
 from troupe.common.wire.control.client import ControlClient
-from troupe.common.wire.control.params import Published
+from troupe.common.wire.control.params import Published, encode_params
 from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.record.ratings import Ratings
 from troupe.services.learner.saving.kept import Archive, Best
 
 NOTHING = lambda _: []  # noqa: E731 (no field is otherwise)
@@ -73,17 +76,17 @@ def test_without_a_period_nothing_is_archived(tmp_path):
     assert not (tmp_path / "archive").exists()
 
 
-def test_the_best_is_kept_also_by_a_learner_that_starts_again(tmp_path):
-    def fetched(version):
-        published = Published(version, [], np.zeros(0, np.uint8), version, 1, 0.0)
-        return None if version == 99 else ({"w": WEIGHTS["w"] + version}, published)
+def played(version):
+    return Published(version, *encode_params({"w": WEIGHTS["w"] + version}), version, 1, 0.0)
 
+
+def test_the_best_is_kept_also_by_a_learner_that_starts_again(tmp_path):
     def best():
-        return Best(tmp_path, fetched, lambda: {"steps": -1, "agent": {"algorithm": "x"}})
+        return Best(tmp_path, lambda: {"steps": -1, "agent": {"algorithm": "x"}})
 
     first = best()
-    for version, mean_return in ((3, -5.0), (4, 2.5), (5, 1.0), (99, 50.0)):
-        first.evaluated(version, mean_return)
+    for version, mean_return in ((3, -5.0), (4, 2.5), (5, 1.0)):
+        first.evaluated(played(version), mean_return)
         first.wait(60.0)
     kept = load_newest(tmp_path / "best")
     assert kept.arrays["net/w"][0] == 4
@@ -91,10 +94,25 @@ def test_the_best_is_kept_also_by_a_learner_that_starts_again(tmp_path):
     assert (kept.meta["steps"], kept.meta["agent"]) == (4, {"algorithm": "x"})
     again = best()
     for version, mean_return in ((6, 2.0), (7, 2.5)):
-        again.evaluated(version, mean_return)
+        again.evaluated(played(version), mean_return)
         again.wait(60.0)
     assert load_newest(tmp_path / "best").arrays["net/w"][0] == 7  # of equals the newest
     assert names(tmp_path / "best") == ["step-000000000007"]
+
+
+def test_of_two_evaluations_that_come_at_once_the_first_may_be_the_best(tmp_path):
+    best = Best(tmp_path, lambda: {"agent": {}})
+    reporter = make_reporter(tmp_path, best=best, ratings=Ratings(tmp_path, -1, lambda opponent: None))
+    for version, score in ((2, 0.0), (3, 9.0), (4, 1.0)):
+        report = whole(score, version=version, played=played(version))
+        if version > 2:
+            report.metrics |= {OPPONENT_VERSION: 2.0, OPPONENT_GAMES: 4.0, OPPONENT_WIN_RATE: 0.5}
+        reporter.collect(report)
+    best.wait(60.0)
+    reporter.close()
+    kept = load_newest(tmp_path / "best")
+    assert kept.meta["evaluation"] == {"version": 3, "mean_return": 9.0}
+    np.testing.assert_array_equal(kept.arrays["net/w"], WEIGHTS["w"] + 3)
 
 
 def evaluator(config, context, returns):
