@@ -86,14 +86,15 @@ class Others:
     def ended(self, job: Job) -> None:
         """Say what became of a run of this process."""
         is_over = job.state in ("done", "failed")
-        self._claims.give_back(job.name, job.state if is_over else FREE, job.error)
+        with self.patient(ending=True):  # what cannot be written now, the next look writes
+            self._claims.give_back(job.name, job.state if is_over else FREE, job.error)
 
     @contextlib.contextmanager
     def patient(self, *, ending: bool = False) -> Iterator[None]:
         """Around what is done again at the next look where the file system fails: one of a network may.
 
         Args:
-            ending: nothing is raised: the runner ends, and does without what fails.
+            ending: nothing is raised: the runner goes on without what fails.
 
         Raises:
             PeerError: it has failed for too long.

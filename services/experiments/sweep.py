@@ -282,7 +282,9 @@ class Runner:
             job.state, job.error = "failed", "stopped from outside"
         if self.others is not None:  # first: whatever fails below, the others are told
             self.others.ended(job)
-        run = job.run()
+        run = None
+        with self._patient(ending=True):  # its end is told once: without figures, if they cannot be read
+            run = job.run()
         if self.course is not None:
             self.course.ended(job)
         if self.study is not None:

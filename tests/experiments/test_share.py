@@ -222,7 +222,9 @@ def test_a_file_system_that_fails_for_a_while_ends_no_runner(tmp_path, quick, mo
         running.Runner(sweep, folder / "s", stop, dict.fromkeys(totals, 50), shared=True).run()
         assert [name for name, _, _ in Trainer.begun] == list(totals)
         assert set(states(folder / "s").values()) == {"done"}
-        if "fails, and is tried again: [Errno 20]" not in capsys.readouterr().out:
+        said = capsys.readouterr().out
+        assert sorted(re.findall(r"(\S+): done, return", said)) == sorted(totals)
+        if "fails, and is tried again: [Errno 20]" not in said:
             break  # it was over
         assert {claim.state for claim in Claims(folder / "s").newest().values()} == {"done"}
     assert first > 15
