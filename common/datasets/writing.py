@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ class DatasetWriter:
     """Writes episodes one by one; they are there, all at once, after `finish`.
 
     Until then they are in a hidden folder, which goes with this process: what an error, a signal or a power
-    cut leaves of a data set is never taken for one.
+    cut leaves of a data set is never taken for one. It stays where a whole one cannot be put in its place.
 
     Args:
         name: a new ID: `NAME-v0`, with names of folders before it if wanted, `my/pendulum/NAME-v0`.
@@ -38,7 +38,7 @@ class DatasetWriter:
 
     Raises:
         ConfigError: Minari is not installed, or the environment's actions cannot be written.
-        DatasetError: the ID is none, or is taken.
+        DatasetError: the ID is none, or is taken, or there can be no folder for it.
     """
 
     def __init__(self, name: str, spec: EnvSpec, *, recoverable: bool = True, **told: str) -> None:
@@ -61,8 +61,9 @@ class DatasetWriter:
             )
         self.spec, self._told, self._recoverable = spec, told, recoverable
         self._storage: Any = None
-        self._hidden: Path | None = None
-        self._remove: Callable[[], object] = lambda: None
+        self._hidden = self._made()
+        # At the end of the process too, whatever ends it but a kill.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._hidden, ignore_errors=True)
         self.episodes = self.steps = 0
 
     def _check_free(self) -> None:
@@ -72,25 +73,48 @@ class DatasetWriter:
                 "remove it"
             )
 
+    def _made(self) -> Path:
+        """The hidden folder, made before anybody plays for a data set that could not be written."""
+        root = folder_of("")
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            above = next(each for each in self.folder.parents if each.exists())
+            if not above.is_dir():
+                raise NotADirectoryError(f"{above} is no folder")
+            if not os.access(above, os.W_OK):
+                raise PermissionError(f"no permission to write into {above}")
+            # Beside the others, so that it can be renamed; Minari does not look into hidden folders.
+            return Path(tempfile.mkdtemp(prefix=".unfinished-", dir=root))
+        except OSError as error:
+            raise self._refused(error) from None
+
     def finish(self) -> None:
-        """Have the data set be there, whole. Raises DatasetError where the disk refuses, or one has come."""
-        if self._hidden is None:
+        """Have the data set be there, whole; without an episode there is none.
+
+        Raises DatasetError where the disk refuses, or one has come: says where the episodes are.
+        """
+        if not self.episodes:
             return
         from minari.namespace import create_namespace, list_local_namespaces
 
         namespace, _, _ = self.name.rpartition("/")
-        self._check_free()
         try:
+            self._check_free()
             if namespace and namespace not in list_local_namespaces():
                 create_namespace(namespace)
             os.rename(self._hidden / self.name, self.folder)
-        except OSError as error:
-            raise self._refused(error) from None
+        except (OSError, DatasetError) as error:
+            self._remove.detach()
+            refused = self._refused(error) if isinstance(error, OSError) else error
+            where = self._hidden / self.name
+            raise DatasetError(f"{refused}; the episodes are in {where}, which --offline takes") from None
         self._remove()
-        self._hidden = None
 
     def _refused(self, error: OSError) -> DatasetError:
-        return DatasetError(f"cannot write the data set into {self.folder}: {error.strerror or error}")
+        return DatasetError(
+            f"cannot write the data set into {self.folder}: {error.strerror or error}; mend that, or have "
+            "MINARI_DATASETS_PATH name another folder"
+        )
 
     def add(self, trajectory: Trajectory) -> None:
         """Write an episode. Raises DatasetError where the disk refuses."""
@@ -116,12 +140,6 @@ class DatasetWriter:
         if self._storage is not None:
             self._storage.update_episodes([buffer])
             return
-        root = folder_of("")
-        root.mkdir(parents=True, exist_ok=True)
-        # Beside the others, so that it can be renamed; Minari does not look into hidden folders.
-        self._hidden = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=root))
-        # At the end of the process too, whatever ends it but a kill.
-        self._remove = weakref.finalize(self, shutil.rmtree, self._hidden, ignore_errors=True)
         with _root(str(self._hidden)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about authors, and versions of environments
             self._storage = self._minari.create_dataset_from_buffers(

@@ -67,9 +67,6 @@ def _export(path: Path, config: Config, name: str, slots: int | None) -> str:
             f"{path} has {len(arenas)} of {config.replay.shards} shards (replay.shards), and episodes are "
             "spread over all: give the folder that holds each of them as shard-N"
         )
-    together = config.inference.mode == "local" and spec.agents == 1
-    most = slots or config.actor.slots
-    found = find_episodes(arenas, most if together else math.inf, config.actor.chunk_steps)
     writer = DatasetWriter(
         _placed(name),
         spec,
@@ -77,6 +74,9 @@ def _export(path: Path, config: Config, name: str, slots: int | None) -> str:
         algorithm_name=config.agent.algorithm,
         description="The whole episodes in the replay of a training by Troupe.",
     )
+    together = config.inference.mode == "local" and spec.agents == 1
+    most = slots or config.actor.slots
+    found = find_episodes(arenas, most if together else math.inf, config.actor.chunk_steps)
     left_out = _write(writer, found, arenas, agent.fields)
     if not writer.episodes:
         raise DatasetError(f"there is no whole episode in {path}, only {left_out}: nothing was written")

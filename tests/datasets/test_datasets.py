@@ -181,6 +181,37 @@ def test_ids_that_are_none_or_taken_are_refused_and_nothing_is_left_of_what_is_n
     one_line(lambda: DatasetWriter("my/other-v0", nested), ConfigError, "several parts")
 
 
+def test_where_no_data_set_can_be_nobody_plays_for_one(datasets, tmp_path, monkeypatch):
+    spec = SPECS["reals"]
+    datasets.mkdir()
+    (datasets / "my").touch()
+    one_line(lambda: DatasetWriter("my/sub/test-v0", spec), DatasetError, "no folder; .* another folder")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file"))
+    one_line(lambda: DatasetWriter("test-v0", spec), DatasetError, "cannot write the data set into .*file")
+
+
+@pytest.mark.parametrize("name", ["my/test-v0", "my"])
+def test_episodes_that_cannot_be_put_in_their_place_are_kept(name, datasets):
+    spec = SPECS["reals"]
+    made, writer = list(episodes(spec)), DatasetWriter("my/test-v0", spec)
+    for each in made:
+        writer.add(each)
+    place = datasets / name
+    place.parent.mkdir(exist_ok=True)
+    if name == "my":  # a file: no folder can be there
+        place.touch()
+    else:
+        place.mkdir()
+    with pytest.raises(DatasetError, match="which --offline takes") as refused:
+        writer.finish()
+    assert "\n" not in str(refused.value)
+    folder = str(refused.value).split("the episodes are in ")[1].split(",")[0]
+    del writer
+    for one, two in zip(made, Dataset(folder).trajectories(spec), strict=True):
+        np.testing.assert_array_equal(one.obs, two.obs)
+
+
 KILLED = """
 import os, signal, sys
 from tests.datasets.test_datasets import DatasetWriter, SPECS, episodes
