@@ -49,6 +49,19 @@ def test_the_version_is_the_same_everywhere():
         assert {group for match in found for group in match.groups() if group} == {version}, name
 
 
+def test_every_image_that_is_labelled_declares_what_its_label_says():
+    """An argument has its value before the first FROM; a stage that does not declare it finds it empty."""
+    head, *stages = re.split(r"^FROM ", (ROOT / "deploy/docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    labelled = [stage for stage in stages if "image.version" in stage]
+    assert len(labelled) == 5
+    for name in ("VERSION", "REVISION"):
+        assert len(re.findall(rf"^ARG {name}=\S+$", head, re.MULTILINE)) == 1
+        for stage in stages:
+            declared = re.findall(rf"^ARG {name}\b.*", stage, re.MULTILINE)
+            assert declared == ([f"ARG {name}"] if stage in labelled else []), stage.splitlines()[0]
+            assert not declared or stage.index(declared[0]) < stage.index(f"${name}")
+
+
 @pytest.mark.slow
 def test_it_is_resumed_with_what_its_replay_holds(run, start):  # noqa: F811
     before = tomllib.loads((run / "config.toml").read_text())
