@@ -154,7 +154,7 @@ def make_image(root: Path, deploy_python: str) -> Image:
         "etc/machine-id": "",
         "etc/systemd/journald.conf": "[Journal]\nStorage=persistent\n",
         "opt/troupe/venv/bin/python": python,
-        "opt/troupe/venv/bin/troupe": '#!/bin/sh\nexec /opt/troupe/venv/bin/python -m services "$@"\n',
+        "opt/troupe/venv/bin/troupe": '#!/bin/sh\nexec /opt/troupe/venv/bin/python -m troupe "$@"\n',
         "opt/troupe/node/bin/python": node_python,
         "opt/troupe/bin/troupe-start": (ROOT / "deploy" / "scripts" / "start.sh").read_text(),
     }

@@ -120,7 +120,7 @@ class Podman:
             "etc/group": f"root:x:0:\ntroupe:x:{USER}:\n",
             "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
             "opt/troupe/venv/bin/python": python,
-            "opt/troupe/venv/bin/troupe": '#!/bin/sh\nexec /opt/troupe/venv/bin/python -m services "$@"\n',
+            "opt/troupe/venv/bin/troupe": '#!/bin/sh\nexec /opt/troupe/venv/bin/python -m troupe "$@"\n',
             "opt/troupe/bin/troupe-start": (ROOT / "deploy/scripts/start.sh").read_text(),
         }
         for name, text in files.items():
