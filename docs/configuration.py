@@ -18,38 +18,38 @@ _HEAD = """\
 
 <!-- Written by `make docs` from common/config/schema.py and common/agents/: edit those, not this page. -->
 
-A run is described by one typed, validated configuration of nested sections. `troupe config show PRESET`
-prints every value and the layer that set it, `troupe config explain SECTION.FIELD` says what one field
-means, and `troupe config validate` checks presets, TOML files and run directories.
+Every field of a run's configuration. `troupe config show PRESET` prints every value and the layer that set
+it, `troupe config explain SECTION.FIELD` describes one field, and `troupe config validate` checks presets,
+TOML files and run directories.
 
 ## Where a value comes from
 
 For each field, the first of these that sets it wins:
 
 1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--env`, `--seed`, `--total-steps`,
-   `--keys`, `--init-from` and `--offline` are short for `--env.id`, `--run.seed`, `--run.total_steps`,
+      `--keys`, `--init-from` and `--offline` are short for `--env.id`, `--run.seed`, `--run.total_steps`,
    `--net.keys_dir`, `--learner.init_from` and `--run.offline`),
-2. a sweep file: `--sweep FILE`, TOML in the form of a preset; one with a section `[sweep]` describes several
+2. a sweep file: `--sweep FILE`, a TOML file like a preset. If it has a section `[sweep]`, it describes several
    runs: start them with [`troupe sweep FILE`](sweeps.md),
 3. an environment variable: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,
 5. the preset: a name from `troupe presets`, or the path of a TOML file. A file that begins with
-   `preset = "NAME"` overrides values of that preset or file. With `--algo NAME --env ID` instead, values that
-   suit the algorithm and the environment (vectors, pixels or grids; discrete or continuous actions),
+   `preset = "NAME"` overrides that preset or file. With `--algo NAME --env ID` instead: settings chosen for
+   the algorithm and the environment (vectors, pixels or grids; discrete or continuous actions),
 6. the default below.
 
-Values on the command line and in environment variables are TOML, `5`, `1e-4`, `true`, `[256, 256]`,
-`{render_mode = "rgb_array"}`, except for text fields, which take them literally. `none` empties a field that
-may be empty. Set single keys of a table with `--env.kwargs.render_mode rgb_array`. An invalid name or value
-ends the command with exit code 2 and one line that names the nearest valid one.
+Values on the command line and in environment variables are TOML (`5`, `1e-4`, `true`, `[256, 256]`,
+`{render_mode = "rgb_array"}`), except for text fields, which take them literally. `none` clears an optional
+field. To set one key of a table, use `--env.kwargs.render_mode rgb_array`. An invalid name or value ends the
+command with exit code 2 and one line that suggests the nearest valid one.
 
 ## What may change when a run is resumed
 
 | role | on `troupe resume` |
 |---|---|
-| structural | must stay the same, because it shapes the stored data or the network |
-| tunable | comes from the run and may change; every change is printed |
-| operational | never comes from the run: it belongs to the machine |
+| structural | must not change: the network and the stored data depend on it |
+| tunable | taken from the run, and may be changed; every change is printed |
+| operational | never taken from the run: it belongs to the machine |
 
 """
 
@@ -73,9 +73,8 @@ _PRESETS_HEAD = """\
 
 <!-- Written by `make docs` from the first lines of configs/*.toml: edit those, not this page. -->
 
-A preset is a complete, tested configuration: `troupe train PRESET`. `troupe presets` lists them,
-`troupe config show PRESET` prints one with every value. [Recorded trainings](results.md) shows the
-curves of many.
+A preset is a complete, tested configuration: `troupe train PRESET`. `troupe presets` lists them, and
+`troupe config show PRESET` prints one with every value. [Results](results.md) has curves for many of them.
 """
 
 # Presets by the family of their environments, or by the module of one.
@@ -97,10 +96,10 @@ _PRESETS_TAIL = """\
 
 ## Your own configuration
 
-Without a preset, `troupe train --algo ppo --env gym:Acrobot-v1` chooses values that suit the algorithm
-and the environment's observations and actions. `troupe config show --algo ppo --env gym:Acrobot-v1`
-prints them. They are a starting point, not tuned for that environment. For an Atari game, PPO takes the
-values of `atari-ppo` (those of `pong-ppo` for Pong). `--algo` takes
+Without a preset, `troupe train --algo ppo --env gym:Acrobot-v1` chooses hyperparameters for the algorithm
+and the kind of observations and actions. `troupe config show --algo ppo --env gym:Acrobot-v1` prints them.
+They are a starting point, not tuned for that environment. On Atari, PPO uses the preset `atari-ppo`, and on
+Pong `pong-ppo`. `--algo` takes
 
 * `ppo` (or `policy_gradient`) and [`a2c`](policy-gradient.md#a2c): one agent;
 * `apex`, and as options of it [`dqn`, `double_dqn` and `rainbow`](apex.md#dqn-double-dqn-and-rainbow);
@@ -108,14 +107,13 @@ values of `atari-ppo` (those of `pong-ppo` for Pong). `--algo` takes
 * `td3`, and as options of it [`ddpg`](sac.md#td3-and-ddpg), for continuous actions;
 * `iql` and `td3_bc`, which learn from a data set.
 
-A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` takes your own. If it begins
+A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` uses your own. If it begins
 with `preset = "cartpole-ppo"`, it needs only the values that differ from that preset.
 
 To train the same algorithm on another game, change `env.id`: `troupe train pong-apex --env.id
 atari:breakout`. For vector observations, start from a CartPole preset: `troupe train
-cartpole-apex --env.id gym:Acrobot-v1`, or `--env.id your.module:YourEnv-v0` for an environment that your
-module registers with Gymnasium. Python must find the module: `PYTHONPATH=. troupe ...` does for one in
-the current folder.
+cartpole-apex --env.id gym:Acrobot-v1`. [Your own environment](environments.md#your-own-environment-in-ten-minutes)
+works the same way.
 """
 
 

@@ -35,8 +35,8 @@ class ApexConfig(QLearningConfig):
     double: bool = tunable(True, "Double Q-learning: the online network chooses the bootstrap action.")
     munchausen_alpha: float = tunable(
         0.0,
-        "Weight of the log-policy in the reward (Munchausen DQN, or IQN with quantiles; 0.9 in the "
-        "paper), instead of double Q-learning; 0 = off.",
+        "Munchausen DQN (with quantiles, IQN): weight of the log-policy in the reward, 0.9 in the paper; "
+        "replaces double Q-learning. 0 = off.",
         ge=0,
         le=1,
     )
@@ -53,10 +53,10 @@ class ApexConfig(QLearningConfig):
     )
     noise: float = structural(
         0.0,
-        "Exploration by noisy weights of the heads (Fortunato et al. 2018; the paper has 0.5): their first "
-        "deviation, times the root of a layer's inputs; learning changes it. Every slot draws its own noise "
-        "at every step, in the place of random actions; eval_epsilon is the share of the evaluator's steps "
-        "that have it. 0 = off.",
+        "Noisy nets in the heads instead of random actions (Fortunato et al. 2018; 0.5 in the paper): "
+        "initial standard deviation of the weights, times the root of a layer's inputs; it is learned. "
+        "Every slot samples its own noise at every step; eval_epsilon is the share of the evaluator's "
+        "steps with noise. 0 = off.",
         ge=0,
         le=10,
     )

@@ -51,10 +51,11 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     rho_bar: float | None = tunable(1.0, "Maximum weight of a temporal difference; none = no clipping.", gt=0)
     c_bar: float | None = tunable(1.0, "Maximum weight of a trace; none = no clipping.", gt=0)
     pg_rho_bar: float | None = tunable(1.0, "Maximum weight of a policy gradient; none = no clipping.", gt=0)
-    lambda_: float = tunable(1.0, "Shortens the traces further; 1 = the paper.", ge=0, le=1)
+    lambda_: float = tunable(1.0, "Factor on the traces, shortening them; 1 as in the paper.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
         "none",
-        "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less.",
+        "Reward in the loss: raw, clipped to [-1, 1], its sign, or squashed with negative rewards scaled "
+        "down.",
     )
     baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)
     entropy_cost: float = tunable(
@@ -75,19 +76,19 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     )
     clear_value_cost: float = structural(
         0.0,
-        "CLEAR: weight of the squared change of the value since then; replayed rows only. Above 0, the "
-        "value of each step is stored.",
+        "CLEAR: weight of the squared change of the value since the step was recorded; replayed rows "
+        "only. Above 0, the value of each step is stored.",
         ge=0,
     )
     trust_region: float | None = tunable(
         None,
-        "LASER: nats of `trust_region_of` beyond which a replayed step trains neither policy nor value, "
-        "and ends traces; none = every step counts.",
+        "LASER: divergence (`trust_region_of`), in nats, beyond which a replayed step trains neither "
+        "policy nor value, and ends traces; none = every step counts.",
         gt=0,
     )
     trust_region_of: Literal["implied", "behaviour"] = tunable(
         "implied",
-        "Reference for the divergence of today's policy: `implied`, the policy whose value V-trace "
+        "Reference for the divergence of the current policy: `implied`, the policy whose value V-trace "
         "estimates with clipped weights, as in the paper, for a single discrete action; `behaviour`, the "
         "policy that acted.",
     )
@@ -95,7 +96,7 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
         "mean", "Reduction over steps and unrolls: `mean` as in SEED, `sum` as in the original IMPALA."
     )
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "RMSProp (not centred), or Adam.")
-    learning_rate: float = tunable(6e-4, "Learning rate of the optimiser, at the beginning.", gt=0)
+    learning_rate: float = tunable(6e-4, "Initial learning rate of the optimiser.", gt=0)
     learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
         "linear", "linear and polynomial: towards learning_rate_final at run.total_steps."
     )
@@ -109,14 +110,13 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     max_grad_norm: float = tunable(40.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
     behaviour_features: Literal["none", "torso", "head"] = structural(
         "none",
-        "Features of each step to store, from the network that acted, for replay by distance: `torso`, "
-        "the inputs of policy and baseline; `head`, the outputs of a layer of `feature_units` before "
-        "them.",
+        "Features of the acting network to store with each step, for replay by distance: `torso`, the "
+        "inputs of policy and baseline; `head`, the outputs of a layer of `feature_units` before them.",
     )
     feature_units: Units = structural(64, 'Width of the layer of `behaviour_features = "head"`.')
     feature_distance: Distance = tunable(
         "norm",
-        "Distance between stored and present features of an unroll, for its priority: `norm`, `cosine` or "
+        "Distance between stored and current features of an unroll, for its priority: `norm`, `cosine` or "
         "`kl`.",
     )
     feature_power: float = tunable(2.0, 'Exponent of `feature_distance = "norm"`.', ge=1, le=64)

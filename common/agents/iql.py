@@ -32,15 +32,15 @@ class IqlConfig(OfflineConfig):
     algorithm: Literal["iql"] = structural("iql", "Implicit Q-learning, for data sets.")
     expectile: float = tunable(
         0.7,
-        "Which expectile of the Q values of the data set's actions a state is worth (tau of the paper): "
-        "0.5 = their mean, towards 1 = the best of them.",
+        "Expectile of the Q values of the data's actions that the value function estimates (tau of the "
+        "paper): 0.5 = the mean, towards 1 = the maximum.",
         gt=0,
         lt=1,
     )
     advantage_weight: float = tunable(
         3.0,
-        "How much better actions count more in the policy's loss (beta of the paper), per unit of the reward "
-        "that is learned from; 0 = all alike, which is behaviour cloning.",
+        "Weight of the advantage in the policy's loss (beta of the paper), per unit of the reward learned "
+        "from; 0 = behaviour cloning.",
         ge=0,
     )
     max_weight: float = tunable(100.0, "Largest weight of an action in the policy's loss.", ge=1)

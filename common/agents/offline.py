@@ -54,10 +54,10 @@ class OfflineConfig(PixelAgentConfig):
     )
     normalize_rewards: bool = structural(False, NORMALIZE_REWARDS)
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
-    critics: int = structural(2, "Number of Q functions, of which the smallest value counts.", ge=1, le=64)
+    critics: int = structural(2, "Number of Q functions, of which the minimum is used.", ge=1, le=64)
     gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
     tau: float = tunable(
-        0.005, "Fraction of the network that is mixed into the target network at a time.", gt=0, le=1
+        0.005, "Fraction of the network mixed into the target network at each of its updates.", gt=0, le=1
     )
     learning_rate: float = tunable(3e-4, "Learning rate of Adam.", gt=0)
     policy_learning_rate: float | None = tunable(
@@ -67,7 +67,7 @@ class OfflineConfig(PixelAgentConfig):
     max_grad_norm: float = tunable(0.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
     eval_epsilon: float = tunable(
         0.0,
-        "Probability that the evaluator samples from the policy instead of taking its best action.",
+        "Probability that the evaluator samples from the policy instead of taking the greedy action.",
         ge=0,
         le=1,
     )

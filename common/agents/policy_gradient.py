@@ -80,8 +80,8 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     normalize_advantages: bool = tunable(
         True, "Normalise the advantages of a batch to mean 0 and standard deviation 1."
     )
-    advantage_offset: float = tunable(0.0, "Added to advantages after that.")
-    clip_epsilon: float = tunable(0.2, "ppo: how far the ratio of probabilities may move from 1.", gt=0)
+    advantage_offset: float = tunable(0.0, "Added to advantages after normalisation.")
+    clip_epsilon: float = tunable(0.2, "ppo: maximum distance of the probability ratio from 1.", gt=0)
     clip_lower: policy_losses.LowerBound = tunable(
         "symmetric", "ppo: lower bound of the ratio, 1 - epsilon or 1 / (1 + epsilon)."
     )
@@ -93,11 +93,11 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     vmpo_epsilon: float = tunable(
         0.1, "vmpo: maximum divergence of its weights from uniform weights, in nats.", gt=0
     )
-    vmpo_temperature: float = tunable(1.0, "vmpo: temperature at the beginning.", gt=0)
+    vmpo_temperature: float = tunable(1.0, "vmpo: initial temperature.", gt=0)
     value_loss: Literal["mse", "huber"] = tunable("mse", "Loss of the baseline.")
     huber_delta: float = tunable(1.0, "huber: error at which the loss becomes linear.", gt=0)
     value_clip: float | None = tunable(
-        None, "How far values may move within one batch; none = no clipping.", gt=0
+        None, "Maximum change of a value within one batch; none = no clipping.", gt=0
     )
     baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)
     entropy_cost: float = tunable(0.01, "Weight of the entropy bonus.", ge=0)
@@ -123,17 +123,18 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     adjustment_speed: float = tunable(10.0, "Speed with which weights are adjusted to their targets.", gt=0)
     target_period_updates: int = tunable(
         0,
-        "ppo: clip the ratio, and measure KL for the schedule kl, around a copy of the policy that is "
-        "updated this often, as in IMPACT; 0 = around the policy that acted.",
+        "ppo: updates between copies of the policy around which the ratio is clipped and the KL of the "
+        "schedule kl is measured, as in IMPACT; 0 = around the policy that acted.",
         ge=0,
     )
     target_ratio_bar: float = tunable(2.0, "Maximum weight of the acting policy relative to that copy.", gt=0)
     decoupled: bool = tunable(
         False,
-        "ppo: clip the ratio, and measure KL for the schedule kl, around the policy that begins an update, "
-        "and weigh each step by that policy's ratio to the one that acted. For max_staleness above 0.",
+        "ppo: clip the ratio, and measure the KL of the schedule kl, around the policy at the beginning "
+        "of an update, and weight each step by the ratio of that policy to the one that acted. For "
+        "max_staleness above 0.",
     )
-    recompute_advantages: bool = tunable(False, "Estimate advantages again before each pass, not only once.")
+    recompute_advantages: bool = tunable(False, "Recompute advantages before each pass, instead of once.")
 
     @model_validator(mode="after")
     def _one_policy_is_clipped_around(self) -> PolicyGradientConfig:

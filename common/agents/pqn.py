@@ -49,12 +49,12 @@ class PqnConfig(PassesConfig):
     minibatch_steps: int = tunable(
         128, "Steps of a minibatch; a recurrent network gets whole unrolls. 0 = the whole batch.", ge=0
     )
-    learning_rate: float = tunable(2.5e-4, "Learning rate of RAdam, at the beginning.", gt=0)
+    learning_rate: float = tunable(2.5e-4, "Initial learning rate of RAdam.", gt=0)
     optimizer_epsilon: float = tunable(1e-8, "Term added to RAdam's denominator.", gt=0)
     max_grad_norm: float = tunable(10.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
-    epsilon_start: float = tunable(1.0, "Probability of a random action at the beginning.", ge=0, le=1)
-    epsilon_final: float = tunable(0.001, "Probability of a random action at the end.", ge=0, le=1)
-    epsilon_share: float = tunable(0.1, "Share of run.total_steps over which it falls.", gt=0, le=1)
+    epsilon_start: float = tunable(1.0, "Initial probability of a random action.", ge=0, le=1)
+    epsilon_final: float = tunable(0.001, "Final probability of a random action.", ge=0, le=1)
+    epsilon_share: float = tunable(0.1, "Share of run.total_steps over which epsilon decays.", gt=0, le=1)
     eval_epsilon: float = tunable(
         0.0, "Fraction of the training epsilon that the evaluator uses; 0 = none.", ge=0, le=1
     )

@@ -76,20 +76,20 @@ class SacConfig(SequenceAgentConfig):
     layer_norm: bool = structural(False, "Layer normalisation in policy and critics, before each ReLU.")
     critics: int = structural(2, "Number of Q functions.", ge=1, le=64)
     critics_count: Literal["least", "mean"] = tunable(
-        "least", "Which of their values counts: the smallest, against overestimation, or the mean."
+        "least", "Which of their values to use: the minimum, against overestimation, or the mean."
     )
     atoms: int = structural(
         0,
-        "Distributional critics (C51): number of evenly spaced values from value_min to value_max of which "
-        "they give the probabilities (FastTD3: 101). For continuous actions, without memory. 0 = they give "
-        "the mean.",
+        "Distributional critics (C51): number of atoms, evenly spaced from value_min to value_max "
+        "(FastTD3: 101). For continuous actions, without memory. 0 = critics predict the mean.",
         ge=0,
         le=1024,
     )
     value_min: float = structural(
-        -10.0, "Smallest value with atoms, in units of the reward that is learned from; less counts as this."
+        -10.0,
+        "With atoms: smallest value, in units of the reward learned from; lower values are clipped to it.",
     )
-    value_max: float = structural(10.0, "Largest value with atoms.")
+    value_max: float = structural(10.0, "With atoms: largest value.")
     bootstrap: Literal["q", "v"] = structural(
         "q",
         "Targets come from target critics (q), or from a target value function (v, Haarnoja et al. 2018).",
@@ -107,10 +107,10 @@ class SacConfig(SequenceAgentConfig):
     tau: float = tunable(
         0.005, "Fraction of the network that each update mixes into the target network.", gt=0, le=1
     )
-    target_update_period_updates: int = tunable(1, "Updates between two updates of the target network.", ge=1)
+    target_update_period_updates: int = tunable(1, "Updates between updates of the target network.", ge=1)
     entropy_cost: float = tunable(
         1.0,
-        "Temperature (alpha): value of a nat of entropy, in units of the reward that is learned from; its "
+        "Temperature (alpha): weight of a nat of entropy, in units of the reward learned from; its "
         "initial value if it is adjusted.",
         ge=0,
     )
@@ -131,13 +131,13 @@ class SacConfig(SequenceAgentConfig):
     optimizer_epsilon: float = tunable(1e-8, "Term added to Adam's denominator.", gt=0)
     compute_dtype: Literal["float32", "bfloat16"] = tunable(
         "float32",
-        "Format of the learner's products between two hidden layers. On processors with units for bfloat16 "
-        "it makes batches of thousands faster; weights, inputs and outputs stay float32.",
+        "Number format of the learner's products between hidden layers; weights, inputs and outputs are "
+        "float32. bfloat16 speeds up batches of thousands on processors that support it natively.",
     )
     max_grad_norm: float = tunable(0.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
     eval_epsilon: float = tunable(
         0.0,
-        "Probability that the evaluator samples from the policy instead of taking its best action.",
+        "Probability that the evaluator samples from the policy instead of taking the greedy action.",
         ge=0,
         le=1,
     )

@@ -28,14 +28,14 @@ class DeterministicConfig(OfflineConfig):
     """Fields of TD3 and of what is made of it; defaults are the paper's (table 3 of its appendix)."""
 
     policy_period_updates: int = tunable(
-        2, "Updates between two of the policy and of the target network.", ge=1
+        2, "Updates of the critics per update of the policy and the target network.", ge=1
     )
     target_noise: float = tunable(
         0.2, "Standard deviation of the noise on the targets' actions, in halves of their range.", ge=0, le=2
     )
-    target_noise_limit: float = tunable(0.5, "Largest size of that noise.", ge=0, le=2)
+    target_noise_limit: float = tunable(0.5, "Maximum absolute value of that noise.", ge=0, le=2)
     exploration_noise: float = tunable(
-        0.1, "Standard deviation of the noise with which actors act, in halves of the range.", ge=0, le=2
+        0.1, "Standard deviation of the actors' exploration noise, in halves of the range.", ge=0, le=2
     )
 
 

@@ -26,8 +26,8 @@ class Td3BcConfig(DeterministicConfig):
     algorithm: Literal["td3_bc"] = structural("td3_bc", "TD3 with behaviour cloning, for data sets.")
     q_weight: float = tunable(
         2.5,
-        "What the critic counts beside cloning (alpha of the paper), once its values are divided by their "
-        "mean size; 0 = behaviour cloning alone.",
+        "Weight of the critic relative to cloning (alpha of the paper), after dividing its values by "
+        "their mean absolute value; 0 = behaviour cloning only.",
         ge=0,
     )
 

@@ -233,7 +233,7 @@ class PixelAgentConfig(AgentConfig):
         "false: divide by 255.",
     )
     normalize_pixels_frames: int = tunable(
-        2_000_000, "Frames learned from after which these statistics stay fixed.", ge=1
+        2_000_000, "Frames learned from after which these statistics are frozen.", ge=1
     )
     eval_epsilon: float = tunable(0.0, "Exploration (epsilon) of the evaluator.", ge=0, le=1)
 
@@ -265,7 +265,7 @@ class QLearningConfig(PixelAgentConfig):
 class SequenceAgentConfig(RecurrentAgentConfig):
     """Base of the algorithms that learn from replayed sequences: which; defaults are R2D2's (table 2)."""
 
-    sequence_steps: StepCount = structural(80, "Maximum number of steps of a sequence that are learned from.")
+    sequence_steps: StepCount = structural(80, "Maximum number of steps of a sequence to learn from.")
     burn_in_steps: int = structural(
         40, "Burn-in: steps before these that only update the stored recurrent state.", ge=0, le=MAX_STEPS
     )
@@ -274,8 +274,8 @@ class SequenceAgentConfig(RecurrentAgentConfig):
     )
     across_episodes: bool = structural(
         False,
-        "Cut sequences of equal length from the stream of a slot's episodes; false: no sequence crosses "
-        "the end of an episode, and the last one of an episode is shorter.",
+        "Cut sequences of equal length from the continuous stream of a slot's episodes; false: no "
+        "sequence crosses the end of an episode, and the last one of an episode is shorter.",
     )
     priority_eta: float = tunable(
         0.9,
@@ -324,7 +324,7 @@ class PolicyConfig(RecurrentAgentConfig):
     )
     returns_window: int | None = tunable(
         None,
-        "Number of returns over which older ones fade from these statistics; none = average of all.",
+        "Window of these statistics, in returns: older ones decay; none = average of all.",
         ge=1,
     )
     deviation_of_input: bool = structural(
@@ -332,7 +332,7 @@ class PolicyConfig(RecurrentAgentConfig):
     )
     eval_epsilon: float = tunable(
         1.0,
-        "Probability that the evaluator samples from the policy instead of taking its best action.",
+        "Probability that the evaluator samples from the policy instead of taking the greedy action.",
         ge=0,
         le=1,
     )

@@ -50,7 +50,7 @@ class ReplayConfig(Section):
     """The prioritized replay table."""
 
     capacity_items: int = structural(
-        2_000_000, "Items kept, over all shards; the oldest are removed first.", ge=1, lt=2**31
+        2_000_000, "Maximum number of items, over all shards; the oldest are removed first.", ge=1, lt=2**31
     )
     min_items: int = tunable(50_000, "Items that must be stored before sampling begins.", ge=1)
     batch_size: int = tunable(512, "Items per sampled batch.", ge=1, le=MAX_BATCH)

@@ -68,7 +68,7 @@ class RunConfig(Section):
     """The run as a whole."""
 
     name: str = tunable("", "Name shown in logs and TensorBoard; empty = name of the run directory.")
-    preset: str = tunable("", "Preset with which the run began; set by the loader, read by `resume`.")
+    preset: str = tunable("", "Preset the run started with; set by the loader, read by `resume`.")
     seed: int = tunable(
         1,
         "Seed of initial weights, environments and sampling; a restarted process uses other random numbers.",
@@ -80,20 +80,20 @@ class RunConfig(Section):
     )
     offline: str = structural(
         "",
-        "Minari data set (its ID, or its folder) that the run learns from: no actor acts, and a step of the "
-        "run is an update. Empty = learn from what actors do.",
+        "Minari data set to learn from, by ID or folder: no actors start, and a step of the run is an "
+        "update. Empty = learn from actors.",
     )
     log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
     hang_s: float = operational(
         timing.HANG_S,
-        "Seconds for which a loop of a service may stand still; then the service ends, to be restarted. A "
-        "start, a first update and a video may take six times as long. 0 = forever.",
+        "Seconds after which a service whose main loop hangs exits, to be restarted. Start-up, the first "
+        "update and videos may take six times as long. 0 = never.",
         ge=0,
     )
     trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = tunable(
         (),
-        "Trackers that also receive all metrics; each needs the extra of its name; its own environment "
-        "variables set server and key.",
+        "Trackers that also receive all metrics. Each needs the extra of the same name, and takes its "
+        "server and key from its own environment variables.",
     )
 
 
@@ -110,12 +110,12 @@ class EnvConfig(Section):
     grayscale: bool = structural(True, "Convert frames to one grey channel.")
     frame_stack: int = structural(4, "Number of newest frames in one observation.", ge=1, le=64)
     noop_max: int = structural(
-        30, "Maximum number of no-op actions at the start of an episode, drawn uniformly.", ge=0, le=1 << 16
+        30, "Maximum number of no-op actions at the start of an episode, chosen uniformly.", ge=0, le=1 << 16
     )
     episodic_life: bool = structural(True, "Learn as if a lost life ended the episode (never in evaluation).")
-    fire_reset: bool = structural(True, "Press FIRE after a reset in games that wait for it.")
+    fire_reset: bool = structural(True, "Press FIRE after a reset in games that require it to start.")
     reward_clip: Literal["none", "sign"] = structural(
-        "none", "Reward used for learning: raw, or its sign, which is the default of `atari:` games."
+        "none", "Reward used for learning: raw, or its sign (the default for `atari:` games)."
     )
     sticky_actions: float = structural(0.0, "Probability that the previous action is repeated.", ge=0, le=1)
     full_action_space: bool = structural(
@@ -129,7 +129,7 @@ class EnvConfig(Section):
     )
     action_bins: int = structural(
         0,
-        "Discretises continuous actions: number of values for each bounded component; 0 = off.",
+        "Discretise continuous actions: number of values for each bounded component; 0 = off.",
         ge=0,
         le=1 << 16,
     )
@@ -145,13 +145,13 @@ class EnvConfig(Section):
     )
     processes: int = tunable(
         0,
-        "Separate processes that step the copies of one actor, or of the evaluator; one that crashes or "
-        "hangs is restarted. 0 = the actor itself steps them.",
+        "Separate processes that step the copies of one actor, or of the evaluator. One that crashes or "
+        "hangs is restarted. 0 = the actor steps them itself.",
         ge=0,
         le=MAX_PROCESSES,
     )
     step_timeout_s: float = tunable(
-        30.0, "With `processes`: seconds after which a call that has not returned ends its process.", gt=0
+        30.0, "With `processes`: seconds after which a process is ended if a call has not returned.", gt=0
     )
     wrappers: tuple[Wrapper, ...] = structural(
         (),
@@ -160,7 +160,7 @@ class EnvConfig(Section):
     )
     check_timeout_s: float = operational(
         60.0,
-        "Seconds that one call may take in the environment check before a training; 0 = no check.",
+        "Maximum seconds for a single call in the environment check before training; 0 = no check.",
         ge=0,
     )
 
@@ -188,8 +188,8 @@ class ActorConfig(Section):
     slots: int = tunable(32, "Environment copies per actor process, stepped together.", ge=1, le=MAX_SLOTS)
     total_slots: int = tunable(
         0,
-        "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots. May exceed the "
-        "actors' slots; held slots are then spread evenly over the ladder.",
+        "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots. If there are "
+        "more than the actors have, the slots in use are spread evenly over the ladder.",
         ge=0,
         le=MAX_SLOTS * MAX_PROCESSES,
     )
@@ -206,21 +206,21 @@ class ActorConfig(Section):
     chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1, le=MAX_STEPS)
     hindsight_copies: int = structural(
         0,
-        "Hindsight (HER): additional copies of each transition, with goals that its episode reached "
-        "later, for environments with goals; 0 = none.",
+        "Hindsight (HER): additional copies of each transition, relabelled with goals that its episode "
+        "reached later, for environments with goals; 0 = none.",
         ge=0,
         le=64,
     )
     hindsight_window_steps: int = structural(
-        1000, "Length of the windows of an episode in which these goals are looked for.", ge=1, le=MAX_STEPS
+        1000, "Maximum length of the part of an episode from which these goals are taken.", ge=1, le=MAX_STEPS
     )
     params_period_steps: int = tunable(
         400, "Local inference: steps per slot between two checks for newer parameters.", ge=1
     )
     env_stall_s: float = tunable(
         10.0,
-        "Seconds after which a call of an environment is reported as hanging; after six times as long the "
-        "actor ends, to be restarted.",
+        "Seconds after which a call to an environment is reported as hanging; after six times as long the "
+        "actor exits, to be restarted.",
         gt=0,
     )
     torch_threads: Threads = tunable(
@@ -231,19 +231,19 @@ class ActorConfig(Section):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = tunable(
         "float32",
         "Local inference: number format for the convolutions of the acting network; weights are float32. "
-        "auto: bfloat16 on processors with units for it, if a trial at the start finds it faster.",
+        "auto: bfloat16 on processors that support it natively, if a trial at start-up finds it faster.",
     )
     groups: int = tunable(
         2,
-        "Central inference: groups of a process's slots; while the learner chooses actions for one, "
-        "another is stepped.",
+        "Central inference: groups into which a process's slots are split; while the learner chooses "
+        "actions for one, another is stepped.",
         ge=1,
         le=64,
     )
     opponents: Literal["none", "recent", "win_rate"] = tunable(
         "none",
         "Several agents: earlier versions of the policy that play against it in some games. `recent`: "
-        "drawn uniformly from the kept ones; `win_rate`: with weight (1 - win rate)^opponents_exponent.",
+        "sampled uniformly from the kept ones; `win_rate`: with weight (1 - win rate)^opponents_exponent.",
     )
     opponents_share: float = tunable(
         0.5,
@@ -256,7 +256,7 @@ class ActorConfig(Section):
         5, "Earlier versions that an actor process keeps, each as a network.", ge=1, le=64
     )
     opponents_period_versions: int = tunable(
-        100, "Versions between two that are kept; the first is kept in any case.", ge=1
+        100, "Versions between kept ones; the first is always kept.", ge=1
     )
     opponents_exponent: float = tunable(
         2.0, "With `win_rate`: how strongly hard opponents are preferred; 0 = not at all.", ge=0, le=100
@@ -323,7 +323,8 @@ class LearnerConfig(Section):
     device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
     cuda_graph: bool = tunable(
         True,
-        "On a GPU each update is one CUDA graph, where the algorithm can be one; off: kernel by kernel.",
+        "On a GPU, run each update as one CUDA graph, where the algorithm allows it; false: kernel by "
+        "kernel.",
     )
 
 
@@ -339,23 +340,25 @@ class EvaluatorConfig(Section):
     )
     episodes: int = tunable(
         5,
-        "Episodes per evaluation; with fewer than the environment has levels, some levels are left out.",
+        "Episodes per evaluation. If the environment has more levels than that, some are left out.",
         ge=1,
         le=1 << 16,
     )
-    period_s: float = tunable(60.0, "Minimum number of seconds between the starts of two evaluations.", ge=0)
+    period_s: float = tunable(60.0, "Minimum seconds between the starts of two evaluations.", ge=0)
     timeout_s: float = tunable(
         3600.0, "Seconds after which an evaluation ends with the episodes received so far.", gt=0
     )
     slots: int = tunable(
         4,
-        "Environment copies stepped together, which is how many episodes an evaluator requests at a time.",
+        "Environment copies stepped together, and so the number of episodes that an evaluator requests at "
+        "a time.",
         ge=1,
         le=MAX_SLOTS,
     )
     max_episode_frames: int = tunable(
         108_000,
-        "Emulator frames after which an evaluation episode is cut, independent of the limit in training.",
+        "Emulator frames after which an evaluation episode is truncated, independent of the limit in "
+        "training.",
         ge=1,
     )
     elo_games: int = tunable(
@@ -388,13 +391,13 @@ class InferenceConfig(Section):
     )
     min_batch: int = tunable(
         1,
-        "Central: number of slots at which a forward pass starts at once; while one runs, the next batch "
-        "gathers.",
+        "Central: number of waiting slots at which a forward pass starts at once; while one runs, the "
+        "next batch accumulates.",
         ge=1,
     )
     max_batch: int = tunable(
         1024,
-        "Central: maximum number of slots in a forward pass, and so also in a group of one actor's slots.",
+        "Central: maximum number of slots in a forward pass, and so in a group of an actor's slots.",
         ge=1,
         le=1 << 16,
     )
@@ -433,12 +436,15 @@ class NetConfig(Section):
         0, "First HTTP port of /metrics, /healthz and /readyz; 0 = none.", ge=0, lt=65536
     )
     tensorboard_port: int = operational(
-        6006, "Port of TensorBoard on this machine, or the next free one; 0 = not started.", ge=0, lt=65536
+        6006,
+        "Port of TensorBoard on this machine, or the next free one; 0 = do not start it.",
+        ge=0,
+        lt=65536,
     )
     board_port: int | None = operational(
         None,
-        "Port of the run's board on this machine, or the next free one; 0 = not started. none = 6007, if "
-        "the extra board is installed and TensorBoard is started.",
+        "Port of the run's board on this machine, or the next free one; 0 = do not start it. none = 6007, "
+        "if the extra `board` is installed and TensorBoard is started.",
         ge=0,
         lt=65536,
     )
@@ -447,7 +453,7 @@ class NetConfig(Section):
     )
     heartbeat_s: float = operational(
         1.0,
-        "Seconds between two heartbeats; beyond 32 actors, each actor beats less often.",
+        "Seconds between heartbeats; beyond 32 actors, each actor sends them less often.",
         ge=timing.HEARTBEAT_S[0],
         le=timing.HEARTBEAT_S[1],
     )

@@ -105,13 +105,13 @@ class TableConfig:
         "Initial number of candidates per row from which `elite` and `attentive` choose.",
     )
     candidates_anneal_samples: int = _field(
-        0, "Samples over which that number falls to one, which is uniform sampling; 0 = never."
+        0, "Samples over which that number decreases to one, which is uniform sampling; 0 = never."
     )
     strategy: str = _field("nearest", f"Which candidates are chosen: {', '.join(STRATEGY_NAMES)}.")
     scored_by: str = _field(
         "replay",
-        "Who finds the distances of candidates: `replay` estimates them, or takes the stored features; "
-        "`learner` computes them with its present network and chooses, which is exact and costs a forward "
+        "Who measures the distances of candidates: `replay` estimates them, or uses the stored features; "
+        "`learner` computes them with its current network and chooses, which is exact and costs a forward "
         "pass.",
     )
     distance: str = _field("norm", f"Distance of `attentive`: {', '.join(DISTANCES)}.")

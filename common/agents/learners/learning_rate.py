@@ -13,11 +13,11 @@ from troupe.common.config.fields import AgentConfig, tunable
 class LearningRateConfig(AgentConfig):
     """Fields of agents whose step size follows the progress of the run."""
 
-    learning_rate: float = tunable(3e-4, "Learning rate of the optimiser, at the beginning.", gt=0)
+    learning_rate: float = tunable(3e-4, "Initial learning rate of the optimiser.", gt=0)
     learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
         "constant", "linear and polynomial: towards learning_rate_final at run.total_steps."
     )
-    learning_rate_final: float = tunable(0.0, "Where linear and polynomial schedules end.", ge=0)
+    learning_rate_final: float = tunable(0.0, "Final value of the linear and polynomial schedules.", ge=0)
     learning_rate_power: float = tunable(1.0, "Exponent of the polynomial schedule.", gt=0)
 
 
@@ -26,8 +26,8 @@ class AdaptiveRateConfig(LearningRateConfig):
 
     learning_rate_schedule: Literal["constant", "linear", "polynomial", "kl"] = tunable(  # type: ignore[assignment]
         "constant",
-        "kl: divided by 1.5 after a pass that moved the policy by more than twice kl_target, multiplied "
-        "by 1.5 if less than half; linear and polynomial: towards learning_rate_final at run.total_steps.",
+        "kl: divide by 1.5 after a pass that moved the policy by more than twice kl_target, multiply by "
+        "1.5 if by less than half; linear and polynomial: towards learning_rate_final at run.total_steps.",
     )
     kl_target: float = tunable(
         0.01, "Target for the KL(mu || pi) of a pass, in nats, for the schedule kl.", gt=0

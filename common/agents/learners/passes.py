@@ -36,7 +36,7 @@ class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
         "auto", "Activation of the torso: auto is relu for pixels, tanh for vectors."
     )
     layer_norm: bool = structural(False, "Apply layer normalisation to the torso's outputs.")
-    residual: bool = structural(False, "Layers of the `mlp` torso add their output to their input.")
+    residual: bool = structural(False, "Residual connections in the `mlp` torso.")
     normalize_vectors: bool = structural(
         False, "Normalise vectors by their running mean and standard deviation, clipped at 10."
     )
@@ -45,27 +45,30 @@ class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
     )
     max_staleness: int | None = tunable(
         0,
-        "How many versions old the acting policy may be; actors wait for a newer one. 0 = strictly on "
+        "Maximum lag of the acting policy, in versions; actors wait for a newer one. 0 = strictly on "
         "policy, 1 = acting and learning overlap by one batch, none = no limit.",
         ge=0,
     )
     gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
-        "none", "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less."
+        "none",
+        "Reward in the loss: raw, clipped to [-1, 1], its sign, or squashed with negative rewards "
+        "scaled down.",
     )
-    reward_scale: float = tunable(1.0, "Multiplies the reward, after clipping.", gt=0)
+    reward_scale: float = tunable(1.0, "Factor on the reward, after clipping.", gt=0)
     epochs: int = tunable(3, "Passes over a batch.", ge=1, le=1024)
     minibatch_steps: int = tunable(
         768, "Steps of a minibatch; a recurrent network gets whole unrolls. 0 = the whole batch.", ge=0
     )
     batch_mode: Literal["shuffle", "split", "repeat"] = tunable(
         "shuffle",
-        "shuffle: new random minibatches in each pass; split: cut once; repeat: each is the whole batch.",
+        "shuffle: new random minibatches in each pass; split: the same minibatches in every pass; repeat: "
+        "each is the whole batch.",
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = tunable(
         "float32",
         "Number format for computation in the passes; weights are float32. auto: bfloat16 on processors "
-        "with units for it, if a trial at the first update finds it faster.",
+        "that support it natively, if a trial at the first update finds it faster.",
     )
     optimizer_epsilon: float = tunable(1e-5, "Term added to Adam's denominator.", gt=0)
     max_grad_norm: float = tunable(0.5, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
