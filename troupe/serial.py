@@ -22,6 +22,7 @@ from troupe.common.data.inserts import HeldError
 from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import Chunk, compressed_if
 from troupe.common.envs import VectorEnv, make_spec, make_vector, means_told
+from troupe.common.envs.base import EnvError
 from troupe.common.errors import ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
@@ -72,6 +73,8 @@ class SerialTraining:
         self.spec, self.mixture = make_spec(config.env), Mixture(config)
         self.folder = run_dir / "serial-replay"
         self.inserts = self.sampled = 0
+        self.failures = self.episodes = 0
+        self.last_failure = self.unevaluated = ""
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         run_dir.mkdir(parents=True, exist_ok=True)
         atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
@@ -143,7 +146,9 @@ class SerialTraining:
     def tell_failures(self) -> None:
         """Say what has failed in an environment, which was made anew and goes on."""
         while self.env.failures:
-            self.say(f"{self.env.failures.popleft()}; its episode is discarded")
+            self.failures += 1
+            self.last_failure = str(self.env.failures.popleft())
+            self.say(f"{self.last_failure}; its episode is discarded")
 
     def insert(self, chunk: Chunk) -> None:
         """Store a chunk in every table that batches come from; a full queue is learned from first."""
@@ -231,6 +236,7 @@ class SerialTraining:
         if not self.rollout.episodes:
             return
         episodes = self.rollout.episodes
+        self.episodes += len(episodes)
         told = {f"env/{name}": value for name, value in means_told(episodes).items()}
         self.training.take(fields_of(episodes))
         episodes.clear()
@@ -241,7 +247,18 @@ class SerialTraining:
         self.say(f"{done}, return {row['train/episode_return']:.2f}")
 
     def evaluate(self) -> None:
-        """Play whole games, as the evaluator does."""
+        """Play whole games, as the evaluator does, unless the environment only fails."""
+        self.unevaluated = ""
+        try:
+            self.play_games()
+        except EnvError as error:
+            self.unevaluated = str(error)
+            self.write("evaluator", {})
+            self.say(f"no evaluation after {self.counters.steps:,} steps: {error}")
+        self.next_evaluation_s = time.monotonic() + self.config.evaluator.period_s
+
+    def play_games(self) -> None:
+        """Play the games of an evaluation; EnvError where none would end."""
         section, env, version = self.config.evaluator, self.config.env, self.counters.version
         result = play(
             self.agent,
@@ -258,7 +275,6 @@ class SerialTraining:
             self.write("evaluator", metrics)
             said = f"evaluation after {self.counters.steps:,} steps: return {result.mean_return:.2f}"
             self.say(said + (f", {missed}" if (missed := levels_missed(metrics)) else ""))
-        self.next_evaluation_s = time.monotonic() + section.period_s
 
     def say(self, text: str) -> None:
         """Tell the terminal."""
@@ -272,7 +288,13 @@ class SerialTraining:
         )
         status = {"steps": counters.steps, "frames": counters.frames, "updates": counters.updates}
         more = {"total_steps": self.config.run.total_steps, "wall_s": self.metrics.wall_s}
-        write_status(self.run_dir, {**status, **more, "metrics": self.metrics.last})
+        heard = {
+            "failures": self.failures,
+            "episodes": self.episodes,
+            "last": self.last_failure,
+            "unevaluated": self.unevaluated,
+        }
+        write_status(self.run_dir, {**status, **more, "environments": heard, "metrics": self.metrics.last})
 
     def close(self) -> None:
         """Close what is open."""

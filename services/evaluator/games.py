@@ -10,12 +10,18 @@ import numpy as np
 from troupe.common.agents import Agent, Inputs
 from troupe.common.config import EnvConfig
 from troupe.common.envs import Episode, VectorEnv, copy_slots, make_vector, means_told
-from troupe.common.envs.base import clip_rewards
+from troupe.common.envs.base import EnvError, clip_rewards
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.stats.played import Result
 from troupe.services.evaluator.tape import Tape
 from troupe.services.evaluator.video import Recorder
 from troupe.services.evaluator.window import Window
+
+EACH_FAILED, ALL_FAILED = 3, 8
+"""Episodes in a row that failed, of each slot and of all together, before games are given up of which none
+has ended."""
+ONE_FAILED = 20
+"""The same of any slot, whatever the others do."""
 
 
 def play(
@@ -63,6 +69,9 @@ def play(
 
     Returns:
         The games, or None if stopped early.
+
+    Raises:
+        EnvError: episodes only fail, so that the games would never end; names the last failure.
     """
     per_copy = copy_slots(env)
     # Where several agents play one game, all of them go on until it is over, and a copy is whole.
@@ -86,6 +95,7 @@ def play(
             tape.begin(first)
         inputs = Inputs.start(first, agent.memory_size, vector.spec.actions)  # of the busy slots only
         acting = list(range(slots))
+        failed = np.zeros(slots, np.int64)  # in a row
         actions = vector.spec.actions.zeros(slots)
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
             if should_stop():
@@ -110,12 +120,27 @@ def play(
             seen = clip_rewards(step.reward[acting], env.reward_clip)
             inputs = inputs.after(act, step.obs[acting], seen, ended[acting])
             for game in step.episodes:
+                failed[game.slot] = 0
                 if len(games[game.slot]) < quotas[game.slot]:
                     games[game.slot].append(game)
                     on_game(game)
+            if step.discarded:
+                failed[step.discarded] += 1
+                _check_hope(vector, failed[busy], has_games=any(games))
     finally:
         vector.close()
     return _result(games, levels=len(vector.spec.tasks))
+
+
+def _check_hope(vector: VectorEnv, failed: np.ndarray, *, has_games: bool) -> None:
+    """Raise EnvError where the games will never end, by the failures in a row of the slots that play."""
+    none_ends = not has_games and failed.min() >= EACH_FAILED and failed.sum() >= ALL_FAILED
+    if none_ends or failed.max() >= ONE_FAILED:
+        where = " in one of its copies" if has_games else ""
+        raise EnvError(
+            f"no episode of {vector.spec.id} ends{where}: {vector.restarts_total} failures, the last: "
+            f"{vector.failures[-1]}"
+        )
 
 
 def _show(vector: VectorEnv, watching: list[Recorder | Window]) -> None:

@@ -12,8 +12,10 @@ from troupe.common import system
 from troupe.common.agents import Agent, make_agent
 from troupe.common.config import Config
 from troupe.common.envs import make_spec
+from troupe.common.envs.base import EnvError
 from troupe.common.installation import install_command
 from troupe.common.runtime import Deadline, StopSignal, health, watchdog
+from troupe.common.runtime.logging import peer_text
 from troupe.common.runtime.usage import OwnUsage
 from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
 from troupe.common.wire.control.client import ControlClient
@@ -51,6 +53,7 @@ class Evaluator:
             config.agent, make_spec(config.env), seed=config.run.seed, device="cpu"
         )
         self._next_video_s = 0.0
+        self._fails = False
         self._other: Agent | None = None
         self._usage = OwnUsage("eval")
         self._next_usage_s = 0.0
@@ -87,7 +90,25 @@ class Evaluator:
             self._client.send_telemetry(self._usage.metrics())
 
     def _evaluate(self, part_of: Games) -> None:
-        """Play one part of an evaluation, and report; the end of the run cuts an older version short."""
+        """Play one part of an evaluation, and report that, or that the environment only fails."""
+        try:
+            self._play(part_of)
+            self._fails = False
+        except EnvError as error:
+            version, part = part_of.params.version, part_of.part
+            # Said once: the next evaluation most likely brings the same.
+            level = logging.DEBUG if self._fails else logging.WARNING
+            self._fails = True
+            _log.log(level, "version %d, part %d cannot be played: %s", version, part, error)
+            fields = TelemetryFields(part=part, trouble=peer_text(str(error)))
+            self._client.send_telemetry({"eval/version": version}, fields=fields)
+
+    def _play(self, part_of: Games) -> None:
+        """Play one part and report; the end of the run cuts an older version short.
+
+        Raises:
+            EnvError: no games can be played.
+        """
         section, version, part = self._config.evaluator, part_of.params.version, part_of.part
         started = system.monotonic()
         recorder = None

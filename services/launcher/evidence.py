@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from troupe.common.config import Config, read_config
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import run_config
+from troupe.common.runtime.files import read_status, run_config
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 from troupe.services.launcher.curves import Points
 from troupe.services.launcher.view import RunView
@@ -58,6 +58,8 @@ class Evidence:
         metrics: typical values of late.
         returns: those of training, by steps; of evaluation, where the run learns from a data set.
         peaks: the largest values of the whole run, as far as they are known.
+        environments: what the learner has heard of them since it started: how many `failures`, how many
+            `episodes` ended without one, and the `last` failure.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class Evidence:
         metrics: Mapping[str, float],
         returns: Sequence[Sequence[float]] = (),
         peaks: Mapping[str, float] | None = None,
+        environments: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
+        self.environments = environments or {}
         # The newest values of a run may be NaN: the loss of one that diverges is.
         self.metrics = {name: value for name, value in metrics.items() if abs(value) <= MOST}
         self._peaks = {name: value for name, value in (peaks or {}).items() if abs(value) <= MOST}
@@ -142,7 +146,7 @@ class Evidence:
 def of_view(view: RunView) -> Evidence:
     """What a running run says now."""
     returns: Points = view.returns.get(_followed(view.config), ())
-    return Evidence(view.config, view.metrics, returns)
+    return Evidence(view.config, view.metrics, returns, environments=view.environments)
 
 
 def of_run(folder: Path, config: Config | None = None) -> Evidence:
@@ -164,7 +168,7 @@ def of_run(folder: Path, config: Config | None = None) -> Evidence:
         raise ConfigError(f"{folder} has recorded nothing of its learning yet: see logs/learner.log")
     metrics = {name: _typical(name, by_source) for name, by_source in values.items()}
     peaks = {name: max(map(max, by_source.values())) for name, by_source in values.items()}
-    return Evidence(config, metrics, returns, peaks)
+    return Evidence(config, metrics, returns, peaks, read_status(folder).get("environments"))
 
 
 def _followed(config: Config | None) -> str:

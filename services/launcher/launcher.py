@@ -327,10 +327,10 @@ class _Launcher:
             self._say(f"environments: {view.trouble}")
         if view.metrics:  # the learner was up
             self._say(f"last evaluation: {view.last_evaluation}")
-        if view.updates and _learned_badly(self._run_dir, self._config):
+        if (view.updates or view.trouble) and _learned_badly(self._run_dir, self._config):
             self._say("something may have kept the run from learning well:")
             self._say(f"  {own_command()} why {shell_path(self._run_dir)}")
-        if view.updates and not view.evaluated and has_checkpoint(self._run_dir):
+        if view.updates and not (view.evaluated or view.unevaluated) and has_checkpoint(self._run_dir):
             self._say(f"to evaluate: {_how_to_evaluate(self._run_dir, self._config)}")
         if view.steps < view.total_steps:
             if not has_checkpoint(self._run_dir):

@@ -28,11 +28,22 @@ def faults(run: Evidence) -> list[Finding]:
 
 def first_fault(view: RunView) -> Finding | None:
     """The likeliest cause of a running run not learning, as far as its newest values tell."""
-    found = faults(of_view(view)) if view.updates else []
+    found = faults(of_view(view)) if view.updates or view.trouble else []
     return found[0] if found else None
 
 
 FAULTS = (
+    Fault(
+        "failing-episodes",
+        "there are few returns or none, no evaluation ends, and the panel counts failures of environments",
+        causes.failing_episodes,
+        ("actor/env_restarts_total", "train/episodes"),
+        f"{causes.FAILED:.0%} of the episodes, {causes.FEW_FAILED} or more",
+        "{share:.0%} of the episodes ({failed:,} of {begun:,}) end in a failure of the environment, which "
+        "discards what was not stored of them; the last: {last}",
+        "mend it there, and play for longer with troupe env check {env} --steps 10000; see logs/actor-0.log",
+        "mend the line that it names, and play for longer with `troupe env check ID --steps 10000`",
+    ),
     Fault(
         "inputs",
         "returns stay at the level of random play, and the loss is large or does not move",

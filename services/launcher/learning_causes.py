@@ -44,6 +44,11 @@ REPEATS = 512.0
 """Times that an item is learned from, on average, beyond which it is learned by heart."""
 
 
+FAILED, FEW_FAILED = 0.2, 5
+"""Share of the episodes that an environment may not finish without being the fault, and a number of them that
+may be chance."""
+
+
 def _over(value: float, limit: float) -> float:
     """0 where a value is at its limit, 1 where it is ten times that, 2 at a hundred times."""
     return math.log10(max(1e-9, value / limit))
@@ -51,6 +56,25 @@ def _over(value: float, limit: float) -> float:
 
 def _loud(least: float, over: float) -> float:
     return min(0.95, least + 0.15 * max(0.0, over))
+
+
+def failing_episodes(run: Evidence) -> Figures | None:
+    """Episodes end in exceptions, and not as they should."""
+    told = run.environments
+    failed, ended = told.get("failures", 0), told.get("episodes")
+    # Earlier versions have not counted the others.
+    if ended is None or failed < FEW_FAILED or failed < FAILED * (failed + ended):
+        return None
+    share = failed / (failed + ended)
+    env = run.config.env.id if run.config is not None else "ID"
+    figures = {
+        "share": share,
+        "failed": failed,
+        "begun": failed + ended,
+        "last": told.get("last"),
+        "env": env,
+    }
+    return 0.6 + 0.35 * share, figures
 
 
 def inputs(run: Evidence) -> Figures | None:

@@ -58,6 +58,7 @@ def run_view(status: dict[str, Any], **values: Any) -> RunView:
         note=str(status.get("note", "")),
         actors=sum(peer["role"] == "actor" for peer in status["peers"]) if "peers" in status else None,
         trouble=trouble_of(status.get("environments", {})),
+        environments=status.get("environments", {}),
         metrics=metrics,
         by_service=status.get("services", {}),
         returns=status.get("returns", {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from troupe.common.config import Config
 from troupe.common.stats.played import levels_missed
@@ -34,6 +35,7 @@ class RunView:
     note: str = ""
     actors: int | None = None  # that have joined; None: unknown
     trouble: str = ""
+    environments: Mapping[str, Any] = field(default_factory=dict)  # what the learner has heard of them
     disk: str = ""  # why the run directory cannot be written; empty: it can
     silent: Mapping[str, float] = field(default_factory=dict)  # seconds by service
     metrics: dict[str, float] = field(default_factory=dict)
@@ -62,11 +64,17 @@ class RunView:
         return self.metrics.get("eval/version", -1) >= max(0, self.version)
 
     @property
+    def unevaluated(self) -> str:
+        """Why games of the last evaluation could not be played; empty where all were."""
+        return str(self.environments.get("unevaluated", ""))
+
+    @property
     def last_evaluation(self) -> str:
         """The last evaluation in words, or that there was none."""
         score = self.metrics.get("eval/episode_return")
+        why = f" ({self.unevaluated})" if self.unevaluated else ""
         if score is None:
-            return "none"
+            return f"none{why}"
         details = []
         normalised = self.metrics.get("eval/human_normalized")
         if normalised is not None:
@@ -77,5 +85,5 @@ class RunView:
             details.append(f"version {self.metrics['eval/version']:.0f}")
         words = f"return {score:.2f}" + (f" ({', '.join(details)})" if details else "")
         if self.metrics.get("eval/version", self.version) < self.version:
-            return f"{words}; the last version, {self.version}, has not been evaluated"
+            return f"{words}; the last version, {self.version}, has not been evaluated{why}"
         return words

@@ -498,7 +498,7 @@ class Learner:
 
     def _wait_for_evaluation(self) -> None:
         deadline, start, joined = Deadline(FINAL_EVALUATION_S), Deadline(EVALUATOR_START_S), False
-        while not self.stop and self.reporter.evaluated_version < self.counters.version:
+        while not (self.stop or self.reporter.is_evaluated(self.counters.version)):
             here = self.control.has("evaluator")
             if joined and not here:  # it has left
                 return

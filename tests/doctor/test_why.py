@@ -49,7 +49,8 @@ def name_of(shown):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_each_fault_is_named_by_a_planted_run_or_by_figures_made_for_it(fault, tmp_path):
     planted = {each for name in FAULTY for each in name_of(SHOWN[name])}
-    assert fault.name in planted | MADE.keys() | {"fallen"}  # by its own test, as it goes by returns alone
+    # By tests of their own: they go by returns alone, or by what the status says.
+    assert fault.name in planted | MADE.keys() | {"fallen", "failing-episodes"}
 
 
 RISEN = [(steps, float(steps)) for steps in range(20)]
@@ -158,6 +159,39 @@ def test_returns_that_did_not_rise_or_kept_it_are_not(levels):
     for seed in range(50):
         assert not faults(Evidence(config, {}, went(*levels, seed=seed)))
     assert not faults(Evidence(config, {}, went(-1.5, 1.8, -0.8)[::6]))  # too few to tell
+
+
+LAST = "actor-0: my:Env raised KeyError: 'x' (env.py:11) at step 150, slot 3, seed 5"
+
+
+@pytest.mark.parametrize(
+    ("told", "share"),
+    [
+        ({"failures": 128, "episodes": 0}, "100% of the episodes (128 of 128)"),
+        ({"failures": 30, "episodes": 70}, "30% of the episodes (30 of 100)"),
+        ({"failures": 10, "episodes": 90}, ""),
+        ({"failures": 4, "episodes": 0}, ""),
+        ({"failures": 128}, ""),  # of an earlier version, which has not counted the others
+        ({"failures": 0, "episodes": 0}, ""),
+    ],
+)
+def test_episodes_that_fail_are_named_with_the_line_that_fails(told, share, tmp_path, capsys):
+    run = unpack("healthy-ppo", tmp_path)
+    (run / "status.json").write_text(json.dumps({"environments": {"last": LAST, **told}}))
+    assert cli.main(["why", str(run)]) == 0
+    said = capsys.readouterr().out
+    if not share:
+        assert said == f"{NOTHING}\n"
+        return
+    assert said.startswith(f"failing-episodes: {share} end in a failure of the environment")
+    assert (
+        f"the last: {LAST}; mend it there, and play for longer with troupe env check gym:CartPole-v1 " in said
+    )
+    # Also in the panel, even before there is an update.
+    status = {"steps": 9, "environments": {"last": LAST, **told}}
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(render(view(status, config=load_config("cartpole-ppo")), "title", "the footer"))
+    assert f"learning: {share} end in a failure" in console.export_text()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

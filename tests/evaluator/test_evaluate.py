@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import troupe.services.__main__ as cli
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config
 from troupe.common.envs import make_spec
@@ -22,15 +23,19 @@ from troupe.services.evaluator.report import markdown, table
 RELEASE = Path(__file__).parents[2] / "release"
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    config = load_config("cartpole-apex", None, {}, {})
+def checkpoints(folder, fields):
+    config = load_config("cartpole-apex", None, fields, {})
     for steps in (100, 200):
         spec = make_spec(config.env)
         arrays, meta = make_agent(config.agent, spec, seed=steps).state()
         whole = {"steps": steps, "updates": steps // 4, "config": config.to_dict(), "agent": meta}
         whole["spec"] = dataclasses.asdict(spec)
-        save_checkpoint(tmp_path / "checkpoints", arrays, whole)
+        save_checkpoint(folder / "checkpoints", arrays, whole)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    checkpoints(tmp_path, {})
     return tmp_path
 
 
@@ -54,6 +59,18 @@ def test_json_line(run_dir, capsys):
     other = json_of(capsys, run_dir / "checkpoints" / "step-000000000100", "--episodes", 3, "--seed", 5)
     assert other["steps"] == 100
     assert json_of(capsys, run_dir / "checkpoints", "--episodes", 1)["steps"] == 200
+
+
+@pytest.mark.timeout(120)
+def test_an_environment_whose_episodes_all_fail_ends_it_with_the_line_that_fails(tmp_path, capsys):
+    broken = "tests.envs.broken:Broken-v0"
+    checkpoints(tmp_path, {"env.id": broken, "env.kwargs": "{how = 'raise', at = 50, length = 100}"})
+    assert cli.main(["eval", str(tmp_path), "--modules", "tests"]) == 70
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"troupe: error: no episode of {broken} ends: 24 failures, the last: {broken} raised "
+    )
+    assert "RuntimeError: the physics exploded (broken.py:" in said
 
 
 def test_table(run_dir, capsys):

@@ -1,11 +1,14 @@
 """Which games count, and that the same seed plays the same games."""
 
+from typing import ClassVar
+
 import pytest
 
 from tests.evaluator.fakes import FakeAgent, FakeVector, run
 from troupe.common.agents import make_agent
 from troupe.common.config import EnvConfig, load_config
 from troupe.common.envs import make_spec
+from troupe.common.envs.base import EnvError
 from troupe.services.evaluator import games
 from troupe.services.evaluator.games import Result, play
 from troupe.services.evaluator.video import Recorder
@@ -120,3 +123,47 @@ def test_the_longest_game_is_not_that_of_training():
 def play_lengths(agent, env, max_episode_frames):
     result = play(agent, env, episodes=2, slots=2, seed=1, epsilon=0.0, max_episode_frames=max_episode_frames)
     return result.steps
+
+
+def broken(agent, episodes=2, slots=2, **kwargs):
+    env = EnvConfig(id="tests.envs.broken:Broken-v0", kwargs={"how": "raise", **kwargs})
+    return play(agent, env, episodes=episodes, slots=slots, seed=0, epsilon=0.0, max_episode_frames=10_000)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("slots", [1, 4])
+def test_games_that_all_fail_are_given_up_with_the_line_that_fails(slots):
+    with pytest.raises(EnvError) as told:
+        broken(FakeAgent(), slots=slots, episodes=slots, at=5)
+    failures = 8 if slots == 1 else 3 * slots
+    assert str(told.value).startswith(
+        f"no episode of tests.envs.broken:Broken-v0 ends: {failures} failures, the last: tests.envs.broken:"
+        "Broken-v0 raised RuntimeError: the physics exploded (broken.py:"
+    )
+    assert "at step 5, slot" in str(told.value)
+
+
+@pytest.mark.timeout(60)
+def test_one_copy_that_always_fails_ends_them_too(monkeypatch):
+    monkeypatch.setattr(games, "make_vector", OneFails)
+    with pytest.raises(EnvError, match=r"ends in one of its copies: 20 failures, the last: slot 1 at step 7"):
+        run(FakeAgent())
+
+
+class OneFails(FakeVector):
+    """Slot 1 fails in step 5 of each of its games, of 6 steps, and slot 0 goes on."""
+
+    restarts_total = 0
+    failures: ClassVar = ["slot 1 at step 7"]
+
+    def step(self, actions):
+        step = super().step(actions)
+        if self.time[1] % 6 == 5:
+            self.time[1] += 1
+            step.discarded.append(1)
+            self.restarts_total += 1
+        return step
+
+
+def test_games_some_of_which_fail_are_played():
+    assert broken(FakeAgent(), episodes=6, slots=3, chance=0.03).returns == [20.0] * 6

@@ -141,6 +141,20 @@ def test_a_film_goes_ahead_of_the_scores_now_and_then(setting, monkeypatch):
     assert client.sent[0][1]["mp4"][4:8] == b"ftyp"
 
 
+def test_an_environment_that_only_fails_is_told_once_and_ends_each_evaluation(setting, caplog):
+    fields = FAST | {"env.id": "tests.envs.broken:Broken-v0", "env.kwargs": "{how = 'raise', at = 5}"}
+    config, stop = load_config("cartpole-apex", None, fields), StopSignal()
+    client = FakeClient(config, stop)
+    Evaluator(config, client, stop).run()
+    assert scores(client) == [{"eval/version": version} for version in (1, 2, 3, 4)]
+    assert (client.fields.part, client.fields.episodes) == (0, [])
+    assert client.fields.trouble.startswith(
+        "no episode of tests.envs.broken:Broken-v0 ends: 8 failures, the last: "
+    )
+    assert "(broken.py:" in client.fields.trouble
+    assert caplog.text.count("part 0 cannot be played: no episode of") == 1
+
+
 def test_seeds_differ_by_run_version_and_part():
     places = [(run, version, part) for run in (1, 2) for version in range(10) for part in range(5)]
     assert len({evaluation_seed(*place) for place in places}) == 100

@@ -93,6 +93,15 @@ def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(
     assert f"{BROKEN} raised RuntimeError: the physics exploded (broken.py:68) at step {AT}, slot " in summary
 
 
+def test_a_run_whose_episodes_all_fail_does_not_wait_for_an_evaluation(
+    train: Callable[..., Training],
+) -> None:
+    training = train("raise", "--evaluator.enabled", "true", "--evaluator.period_s", "5")
+    assert training.process.wait(300) == 0, training.output
+    assert f"last evaluation: none (no episode of {BROKEN} ends: " in training.output
+    assert "the last evaluation did not come" not in (training.logs / "learner.log").read_text()
+
+
 def test_with_central_inference_a_hanging_environment_is_replaced_as_well(
     train: Callable[..., Training],
 ) -> None:

@@ -261,6 +261,13 @@ def test_troubles_of_environments_are_in_panel_and_line():
         assert "environments" not in plain_line(view(quiet))
 
 
+def test_an_evaluation_that_could_not_be_played_says_why():
+    why = {"environments": {"unevaluated": "no episode of gym:X ends"}, "version": 9}
+    assert view(why).last_evaluation == "none (no episode of gym:X ends)"
+    before = view({**STATUS, **why, "version": 361}).last_evaluation
+    assert before.endswith("the last version, 361, has not been evaluated (no episode of gym:X ends)")
+
+
 def test_an_evaluation_of_older_parameters_is_not_the_last_one():
     assert view({**STATUS, "version": 360}).last_evaluation.startswith("return -10.25 (")
     told = view({**STATUS, "version": 361}).last_evaluation

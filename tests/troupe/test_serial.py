@@ -82,6 +82,23 @@ def test_failures_of_an_environment_are_told_and_counted(tmp_path, capsys):
     assert 0 < counted <= told
 
 
+def test_an_environment_whose_episodes_all_fail_keeps_no_evaluation_waiting(tmp_path, capsys):
+    run = tmp_path / "run"
+    kwargs = "{how = 'raise', at = 30, length = 100}"
+    words = ["train", "--algo", "dqn", "--env", "tests.envs.broken:Broken-v0", "--env.kwargs", kwargs]
+    more = ["--serial", "--run-dir", str(run), "--total-steps", "500", "--replay.min_items", "100"]
+    assert cli.main([*words, *more, *QUICK]) == 0
+    assert "no evaluation after 5" in capsys.readouterr().out
+    heard = read_status(run)["environments"]
+    assert heard["failures"] > 10
+    assert heard["episodes"] == 0
+    assert heard["unevaluated"].startswith("no episode of tests.envs.broken:Broken-v0 ends: ")
+    assert cli.main(["why", str(run)]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"failing-episodes: 100% of the episodes ({heard['failures']} of "
+    )
+
+
 @pytest.mark.slow
 def test_it_learns_cartpole(tmp_path, capsys):
     words = [

@@ -258,8 +258,8 @@ class TelemetryFields(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         episodes: games that have ended; slot (of the run) and score are left out if there are none
         tasks: the level of each episode, if the environment has several
-        part: part of an evaluation that the episodes are
-        trouble: the last failure of an environment
+        part: part of an evaluation that the episodes are; without them, one that cannot be played
+        trouble: the last failure of an environment, or why the part cannot be played
     """
 
     episodes: Annotated[list[Game], Meta(max_length=types.MAX_EPISODES)] = []

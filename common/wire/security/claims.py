@@ -127,7 +127,8 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY part": Claim(
         ("evaluator",),
         "with `eval/version` and `episodes`: the part of an evaluation that this process was given, and all "
-        "of its episodes; `eval/version` is allowed only with them",
+        "of its episodes, or none with `trouble` where they cannot be played; `eval/version` is allowed only "
+        "with them",
     ),
     "TELEMETRY tasks": Claim(
         ("actor", "evaluator"),
@@ -139,7 +140,10 @@ CLAIMS: dict[str, Claim] = {
         f"{STATUS_AT_ONCE} at once and {STATUS_PER_S:.0f} per second at each server with one key",
     ),
     "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
-    "TELEMETRY trouble": Claim(("actor",), f"one line of at most {types.MAX_TROUBLE} characters"),
+    "TELEMETRY trouble": Claim(
+        ("actor", "evaluator"),
+        f"one line of at most {types.MAX_TROUBLE} characters; from an evaluator with `part`",
+    ),
     "TELEMETRY video": Claim(
         ("evaluator",),
         f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, and the same "
@@ -254,10 +258,12 @@ def check_telemetry(role: str, body: messages.Telemetry) -> None:
         _check(role, "TELEMETRY episodes", "a report of episodes")
     if fields.part is not msgspec.UNSET:
         _check(role, "TELEMETRY part", "a part of an evaluation")
-        if not fields.episodes or "eval/version" not in metrics:
+        if bool(fields.episodes) == bool(fields.trouble) or "eval/version" not in metrics:
             raise RefusedError("bad_field", "TELEMETRY.fields: part is not that of an evaluation")
-    elif fields.tasks and role == "evaluator":
-        raise RefusedError("bad_field", "TELEMETRY.fields: tasks of an evaluation that is no part of one")
+    elif role == "evaluator" and (fields.tasks or fields.trouble):
+        raise RefusedError(
+            "bad_field", "TELEMETRY.fields: tasks or trouble of an evaluation that is no part of one"
+        )
     for name, blob in blobs.items():
         if name not in ("video", "mp4"):
             raise _refusal(f"an array {name[:_MAX_NAME]!r} in a report")

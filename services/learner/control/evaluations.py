@@ -72,14 +72,17 @@ class Evaluations:
         """Whether nothing more will be evaluated in this run."""
         return stopping and self.version == newest and self._ended(now_s)
 
-    def hand_in(self, holder: int, version: int, part: int, games: int) -> None:
-        """Take note that a part has been played. Raises `RefusedError` where it was another's to play."""
+    def hand_in(self, holder: int, version: int, part: int, games: int | None) -> None:
+        """Take note that a part has been played; None: that it cannot be.
+
+        Raises `RefusedError` where it was another's to play.
+        """
         if version != self.version or self._holders.get(part) != holder:
             raise RefusedError(
                 messages.REFUSED_CLAIM,
                 f"part {part} of the evaluation of version {version} is not its to play",
             )
-        if games != self.games(part):
+        if games is not None and games != self.games(part):
             raise RefusedError(
                 messages.REFUSED_CLAIM,
                 f"{games} episodes in part {part} of an evaluation, which has {self.games(part)}",

@@ -127,7 +127,9 @@ class Reports:
         if part is UNSET or self.queue.full():  # then it is to be played once more
             return {}
         version = body.metrics["eval/version"]
-        self._evaluations.hand_in(peer.incarnation, int(version), part, len(body.fields.episodes))
+        # None where its environment only fails: to hand it out again would bring the same.
+        games = len(body.fields.episodes) or None
+        self._evaluations.hand_in(peer.incarnation, int(version), part, games)
         # Whatever names came before: the version is how the parts find each other.
         return {"eval/version": version}
 

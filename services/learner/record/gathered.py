@@ -10,6 +10,7 @@ from troupe.common import system
 from troupe.common.config import Config
 from troupe.common.stats.played import Result
 from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
+from troupe.common.wire.control.member import games_of_part
 from troupe.common.wire.control.messages import Game
 from troupe.common.wire.control.params import Published
 from troupe.services.learner.control.reports import Report
@@ -40,12 +41,19 @@ class Evaluation:
 
 
 class Gathered:
-    """The parts of the newest evaluation that have come. The control server has checked whose each was."""
+    """The parts of the newest evaluation that have come. The control server has checked whose each was.
+
+    Attributes:
+        given_up: the newest version of which no game could be played.
+        trouble: why games of the evaluation that ended last could not be played; empty where all were.
+    """
 
     def __init__(self, config: Config, tasks: Sequence[str] = ()) -> None:
         """`tasks` are those of the environment, `EnvSpec.tasks`; other names in reports do not count."""
         self.episodes, self._timeout_s = config.evaluator.episodes, config.evaluator.timeout_s
+        self._part_games = config.evaluator.part_games
         self._env_id = config.env.id
+        self.given_up, self.trouble = -1, ""
         self._version = -1
         self._parts: dict[int, Report] = {}
         self._begun_s = 0.0
@@ -66,8 +74,8 @@ class Gathered:
             self._parts = {}
             self._version, self._begun_s = version, system.monotonic()
         self._parts[part] = report
-        played = sum(len(each.fields.episodes) for each in self._parts.values())
-        return before + (self.end() if played >= self.episodes else [])
+        come = sum(games_of_part(each, self.episodes, self._part_games) for each in self._parts)
+        return before + (self.end() if come >= self.episodes else [])
 
     def expired(self) -> list[Evaluation]:
         """What has come of an evaluation whose time is over."""
@@ -82,16 +90,24 @@ class Gathered:
         if not parts:
             return []
         games = [game for part in parts for game in part.fields.episodes]
+        is_news = not self.trouble
+        self.trouble = next((part.fields.trouble for part in parts if part.fields.trouble), "")
+        if not games:
+            self.given_up = self._version
+            if is_news:
+                _log.warning("version %d cannot be evaluated: %s", self._version, self.trouble)
+            return []
         tasks = [task for part in parts for task in part.fields.tasks]
         # All or none: a mean by level over some of the games would look like one over all.
         if len(tasks) < len(games) or not self._tasks.issuperset(tasks):
             tasks = []
         if len(games) < self.episodes:
             _log.warning(
-                "the evaluation of version %d has %d of %d episodes: the others did not arrive",
+                "the evaluation of version %d has %d of %d episodes: %s",
                 self._version,
                 len(games),
                 self.episodes,
+                self.trouble or "the others did not arrive",
             )
         returns = [game.episode_return for game in games]
         result = Result(returns, [game.steps for game in games], tasks, _told(parts), len(self._tasks))

@@ -178,6 +178,10 @@ class Reporter:
                 report.source, video, report.blobs.get("mp4"), self._moment(report.played)["steps"]
             )
 
+    def is_evaluated(self, version: int) -> bool:
+        """Whether nothing more comes of the evaluation of a version: it is here, or it cannot be played."""
+        return max(self.evaluated_version, self._gathered.given_up) >= version
+
     def end_evaluation(self) -> None:
         """Take in what has come of an evaluation, if there will be no more of it."""
         self._take_evaluations(self._gathered.end())
@@ -360,7 +364,7 @@ class Reporter:
             "metrics": metrics,
             "shards": len(self._of_shards["replay/items"]),
             "returns": {name: curve.points() for name, curve in self._returns.items()},
-            "environments": self._troubles.status(),
+            "environments": self._troubles.status() | {"unevaluated": self._gathered.trouble},
             "host": system.hostname(),
             "restarts": self._restarts.of_learner,
             "services": {name: metrics for name, metrics in self._services.items() if name in present},

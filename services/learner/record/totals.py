@@ -48,6 +48,7 @@ class Troubles:
 
     def __init__(self) -> None:
         self._totals = _Totals(self.NAMES.values())
+        self._episodes = 0
         self._last = ""
 
     def take(self, report: Report) -> None:
@@ -55,13 +56,14 @@ class Troubles:
         if report.role != "actor":
             return
         self._totals.take(report.incarnation, report.metrics)
+        self._episodes += len(report.fields.episodes)
         if text := report.fields.trouble:
             self._last = f"{report.source}: {text}"
 
     def status(self) -> dict[str, Any]:
-        """Sums, and `last` in words."""
+        """Sums, the `episodes` that ended without a failure, and `last` in words."""
         sums = {name: int(self._totals.sum(metric)) for name, metric in self.NAMES.items()}
-        return {**sums, "last": self._last}
+        return {**sums, "episodes": self._episodes, "last": self._last}
 
 
 class StoredSteps:

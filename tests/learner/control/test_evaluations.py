@@ -78,6 +78,16 @@ def test_one_that_hangs_is_given_up():
         split.hand_in(1, 7, 0, 4)
 
 
+def test_a_part_that_cannot_be_played_is_given_to_nobody_else():
+    split = Evaluations(8, 4, 60.0, 600.0)
+    assert [play(split, 1), play(split, 2)] == [0, 1]
+    split.hand_in(1, 7, 0, None)
+    assert play(split, 1) is None
+    split.hand_in(2, 7, 1, None)
+    assert split.over(7, True, 1.0)
+    assert play(split, 1, newest=8, now_s=61.0) == 0  # the next evaluation is tried
+
+
 def test_the_last_version_takes_the_place_of_an_older_one():
     split = Evaluations(8, 4, 60.0, 600.0)
     assert play(split, 1, newest=7) == 0

@@ -98,6 +98,22 @@ def test_an_evaluation_that_is_given_up_counts_with_the_games_that_came():
     assert (ended.metrics["eval/version"], ended.metrics["eval/episodes"]) == (3, 2)
 
 
+def test_games_that_cannot_be_played_end_an_evaluation_with_their_reason(tmp_path, caplog):
+    reporter = make_reporter(tmp_path, total_steps=9, gathered=Gathered(config()))
+    for number in range(3):
+        assert not reporter.is_evaluated(3)
+        reporter.collect(part(number, 3, trouble="no episode of gym:X ends"))
+    assert reporter.is_evaluated(3)
+    assert (reporter.evaluated_version, reporter.is_evaluated(4)) == (-1, False)
+    assert caplog.text.count("version 3 cannot be evaluated: no episode of gym:X ends") == 1
+    reporter.collect(part(0, 4, 1.0, 2.0))
+    reporter.collect(part(1, 4, trouble="no episode of gym:X ends"))
+    reporter.collect(part(2, 4, 5.0))
+    assert reporter.evaluated_version == 4
+    assert "version 4 has 3 of 5 episodes: no episode of gym:X ends" in caplog.text
+    reporter.close()
+
+
 def test_few_games_choose_no_best_checkpoint(tmp_path):
     reporter = make_reporter(tmp_path, total_steps=9, gathered=Gathered(config()))
     reporter.collect(part(0, 3, 21.0, 21.0))

@@ -205,21 +205,22 @@ def test_films_that_wait_are_written_at_the_end(reporter, tmp_path):
 
 
 def test_troubles_of_environments_are_summed_over_processes_and_restarts(reporter):
-    def tell(name, incarnation, failures, hangs, **fields):
+    def tell(name, incarnation, failures, hangs, *ended, **fields):
         metrics = {"actor/env_restarts_total": failures, "actor/env_hangs_total": hangs}
-        reporter.collect(Report(name, "actor", incarnation, metrics, games(**fields)))
+        reporter.collect(Report(name, "actor", incarnation, metrics, games(*ended, **fields)))
 
     tell("actor-0", 1, 3.0, 0.0, trouble="gym:X raised A in reset(), slot 0")
     tell("actor-0", 1, 2.0, 0.0)  # late
     tell("actor-1", 2, 1.0, 1.0, trouble="gym:X hangs at step 4, slot 1, for 10 s")
-    tell("actor-0", 3, 4.0, 0.0)  # started again
+    tell("actor-0", 3, 4.0, 0.0, [1.0, 2], [3.0, 4])  # started again
     for incarnation in range(100, 1200):
         tell("actor-2", incarnation, 0.0, 0.0)
     reporter.collect(Report("evaluator", "evaluator", 9, {"eval/version": 1}))
     reporter.tick(NoPeers(), 0.0, force=True)
     status = json.loads((reporter.path / "status.json").read_text())
     last = "actor-1: gym:X hangs at step 4, slot 1, for 10 s"
-    assert status["environments"] == {"failures": 8, "hangs": 1, "last": last}
+    told = {"failures": 8, "hangs": 1, "episodes": 2, "last": last, "unevaluated": ""}
+    assert status["environments"] == told
 
 
 def test_a_resumed_run_knows_its_last_evaluation(tmp_path):
