@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+
+_PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
+"""Where the files of Python's library are, and how those begin that have none."""
+
 
 class TroupeError(Exception):
     """Base of every expected error. `str(error)` is one line and says what to do."""
@@ -63,6 +70,18 @@ class SyncFailedError(TroupeError):
 
     The system reports such a failure once: the next try may say that all is well, and have lost pages.
     """
+
+
+def raised_where(error: BaseException) -> str:
+    """` (FILE:LINE)`: the innermost line that is neither Troupe's nor of a library, or nothing."""
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        names, path = frame.f_globals, frame.f_code.co_filename
+        # `__main__` of a service has its package only.
+        ours = f"{names.get('__package__') or names.get('__name__', '')}.".startswith("troupe.")
+        if not ours and "-packages" not in path and not path.startswith(_PYTHONS_OWN):
+            where = f" ({Path(path).name}:{line})"
+    return where
 
 
 class TornStateError(Exception):

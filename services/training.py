@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import os
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from troupe.common.config import Config
 from troupe.common.config.field_options import field_parser, parse_with_fields
-from troupe.common.errors import ConfigError
+from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.runtime.files import CERTIFICATE_FILE, readable
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.runtime.parser import Parser
@@ -72,7 +75,13 @@ def train(words: Sequence[str]) -> int:
 def _serial(config: Config, run_dir: Path) -> None:
     from troupe.serial import SerialTraining
 
-    SerialTraining(config, run_dir, StopSignal().install()).run()
+    with _traceback_shown():
+        training = SerialTraining(config, run_dir, StopSignal().install())
+        try:
+            training.run()
+        except Exception:
+            training.close()
+            raise
     print(f"run directory: {run_dir}")
 
 
@@ -80,10 +89,24 @@ def _deterministic(config: Config, run_dir: Path, *, resume: bool = False) -> No
     from troupe import lockstep
     from troupe.services.launcher.workspace import own_command, shell_path
 
-    lockstep.train(config, run_dir, StopSignal().install(), resume=resume)
+    with _traceback_shown():
+        lockstep.train(config, run_dir, StopSignal().install(), resume=resume)
     print(f"run directory: {run_dir}")
     print("to repeat its first minute and compare the weights:")
     print(f"  {own_command()} verify {shell_path(run_dir)}")
+
+
+@contextlib.contextmanager
+def _traceback_shown() -> Iterator[None]:
+    """Print where an unexpected error comes from: a run in one process has no log, and is for finding it."""
+    try:
+        yield
+    except TroupeError:
+        raise
+    except Exception:
+        if not logging.getLogger().isEnabledFor(logging.DEBUG):  # with --debug, every command shows it
+            traceback.print_exc()
+        raise
 
 
 def _fix_arithmetic() -> None:

@@ -11,20 +11,17 @@ import abc
 import difflib
 import logging
 import re
-import sysconfig
 import time
-import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from troupe.common.envs.calls import Calls
 from troupe.common.envs.returned import BadReturn
-from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.errors import ConfigError, TroupeError, raised_where
 from troupe.common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
@@ -36,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 Seed = int | Sequence[int]
 """Of all slots together, or of each, where the slots of one run are spread over several vectors."""
-_PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
-"""Where the files of Python's library are, and how those begin that have none."""
 KEPT_FAILURES = 100
 CAUGHT = (Exception, SystemExit)
 """What an environment may raise without ending the process: it may also call `exit()`."""
@@ -314,17 +309,7 @@ def cause_of(error: BaseException) -> str:
     if isinstance(error, BadReturn):
         return str(error)
     raised = " ".join(f"raised {type(error).__name__}: {error}".split()).rstrip(":")
-    return raised + _raised_where(error)
-
-
-def _raised_where(error: BaseException) -> str:
-    """` (FILE:LINE)`: the innermost line that is of no library, or nothing."""
-    where = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        name, path = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
-        if not name.startswith("troupe.") and "-packages" not in path and not path.startswith(_PYTHONS_OWN):
-            where = f" ({Path(path).name}:{line})"
-    return where
+    return raised + raised_where(error)
 
 
 def clip_rewards(rewards: np.ndarray, mode: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from troupe.common import system
-from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.errors import ConfigError, TroupeError, raised_where
 from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
 from troupe.common.polling import readable
@@ -177,7 +177,8 @@ def run_main(body: Callable[[], int | None]) -> int:
     """Run a command's body and turn what it raises into an exit code and one line on stderr.
 
     Expected errors (`TroupeError`) are printed as `troupe: error: ...` without a traceback. Anything else is
-    a defect: the traceback goes first, then a one-line summary: the last line of a log always says why.
+    a defect, of Troupe or of a user's own code: the traceback goes first, then a one-line summary that names
+    the line of the user's code: the last line of a log always says why.
     """
     try:
         return _exit_code(body)
@@ -229,7 +230,8 @@ def _wants_memory(error: Exception) -> bool:
 
 def _report_defect(error: Exception) -> int:
     _log.exception("stopped by an unexpected error")
-    _say(f"internal error, {type(error).__name__}: {error}")
+    where = raised_where(error)
+    _say(f"{'' if where else 'internal error, '}{type(error).__name__}: {error}{where}")
     return INTERNAL_ERROR
 
 

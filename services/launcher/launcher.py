@@ -325,6 +325,10 @@ class _Launcher:
             self._say(view.disk)
         if view.trouble:
             self._say(f"environments: {view.trouble}")
+        for child in self._children:
+            if child.deaths:
+                times = "once" if child.deaths == 1 else f"{child.deaths} times, the last"
+                self._say(f"{child.name} died {times}: {child.last_death} (log: {child.spec.log_path})")
         if view.metrics:  # the learner was up
             self._say(f"last evaluation: {view.last_evaluation}")
         if (view.updates or view.trouble) and _learned_badly(self._run_dir, self._config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from troupe.services.launcher import learning_causes as causes
-from troupe.services.launcher.evidence import Evidence, of_view
+from troupe.services.launcher.evidence import LOG, Evidence, of_view
 from troupe.services.launcher.findings import Finding, Row
 from troupe.services.launcher.view import RunView
 
@@ -33,6 +33,16 @@ def first_fault(view: RunView) -> Finding | None:
 
 
 FAULTS = (
+    Fault(
+        "learner-dies",
+        "there are no updates, or the run has ended with an error",
+        causes.learner_dies,
+        (LOG,),
+        "it ended with an error, and no update has come since",
+        "the learner died of an error, and no update has come since: {error}",
+        f"{LOG} has the traceback; troupe train --serial shows it at once, and a debugger stops there",
+        f"the line that it names: {LOG} has the traceback, and `troupe train --serial` shows it at once",
+    ),
     Fault(
         "failing-episodes",
         "there are few returns or none, no evaluation ends, and the panel counts failures of environments",

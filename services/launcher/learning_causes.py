@@ -58,12 +58,19 @@ def _loud(least: float, over: float) -> float:
     return min(0.95, least + 0.15 * max(0.0, over))
 
 
+def learner_dies(run: Evidence) -> Figures | None:
+    """What learns does not live."""
+    return (0.99, {"error": run.learner_error}) if run.learner_error else None
+
+
 def failing_episodes(run: Evidence) -> Figures | None:
     """Episodes end in exceptions, and not as they should."""
     told = run.environments
-    failed, ended = told.get("failures", 0), told.get("episodes")
+    failed, ended = told.get("failures"), told.get("episodes")
     # Earlier versions have not counted the others.
-    if ended is None or failed < FEW_FAILED or failed < FAILED * (failed + ended):
+    if not isinstance(failed, int) or not isinstance(ended, int):
+        return None
+    if failed < FEW_FAILED or failed < FAILED * (failed + ended):
         return None
     share = failed / (failed + ended)
     env = run.config.env.id if run.config is not None else "ID"

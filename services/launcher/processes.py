@@ -14,6 +14,7 @@ from troupe.common.config import Config
 from troupe.common.envs import calls
 from troupe.common.machine import usable_cores
 from troupe.common.permits import VARIABLE, modules_of
+from troupe.common.runtime.files import read_status
 from troupe.services.launcher.supervisor import ChildSpec
 from troupe.services.launcher.workspace import BoardPort, TensorBoardPort, has_checkpoint, named_events
 
@@ -58,6 +59,7 @@ def child_specs(
         learner_words,
         threads=config.torch_threads("learner", usable_cores()),
         orphan_signal=signal.SIGTERM,
+        progress=lambda: read_status(run_dir).get("updates"),
     )
     specs = [learner]
     for index in range(1, config.learner.processes):

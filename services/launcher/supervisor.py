@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 QUICK_DEATH_S = 30.0  # a child that lived longer than this died for a reason of its own, not of its start
 MAX_QUICK_DEATHS = 5
+MAX_SAME_DEATHS = 3
+"""Deaths of one error without any progress in between."""
 MAX_BACKOFF_S = 15.0
 _STACKS_S = 0.5
 """How long a child that hangs is given to write its stacks, which it does in C."""
@@ -56,6 +58,8 @@ class ChildSpec:
         signs_path: where it sends signs of life (NOTIFY_SOCKET); None for one that sends none.
         hang_s: seconds without a sign after which it is killed, to be started again; 0: never.
         last_words: says of a pid and its exit code why it ended, where it could not say so itself; or "".
+        progress: how far its work has come; a child that dies of the same error at the same place, again and
+            again, is given up. None: not known.
     """
 
     name: str
@@ -68,6 +72,7 @@ class ChildSpec:
     signs_path: Path | None = None
     hang_s: float = 0.0
     last_words: Callable[[int, int], str] | None = None
+    progress: Callable[[], object] | None = None
 
 
 class Child:
@@ -77,12 +82,14 @@ class Child:
         """Create without starting; `backoff_s` is the pause after the first quick death, then it doubles."""
         self.spec = spec
         self.state = "waiting"
-        self.restarts = 0
+        self.restarts = self.deaths = 0
+        self.last_death = ""
         self.exit_code: int | None = None
         self.failure: TroupeError | None = None
         """What its last death by an error of its own would be told as; none by a signal."""
         self._backoff_s = backoff_s
-        self._quick_deaths = 0
+        self._quick_deaths = self._same_deaths = 0
+        self._died_of: tuple[str, object] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._swept = False
         self._started_at = 0.0
@@ -187,12 +194,15 @@ class Child:
         if inherited := self._last_words(code):
             # Not our exit code: an environment that calls os._exit(3) has not missed a peer.
             code, why = TroupeError.exit_code, inherited
+        self._same_deaths = self._same_deaths + 1 if self._dies_again(code, why) else 1
+        self.deaths, self.last_death = self.deaths + 1, f"{describe_exit(code)}: {why}"
         if code > 0:
             self.failure = _error_for(code, f"{self.name} {how}: {why} (log: {self.spec.log_path})")
-        if code in FINAL_EXIT_CODES or self._quick_deaths >= MAX_QUICK_DEATHS:
+        is_hopeless = self._quick_deaths >= MAX_QUICK_DEATHS or self._same_deaths >= MAX_SAME_DEATHS
+        if code in FINAL_EXIT_CODES or is_hopeless:
             self.state = "failed"
             if code not in FINAL_EXIT_CODES:
-                how += f" {self._quick_deaths} times in a row"
+                how += f" {max(self._quick_deaths, self._same_deaths)} times in a row"
             message = f"{self.name} {how}: {why} (log: {self.spec.log_path})"
             if self.spec.essential:
                 raise _error_for(code, message)
@@ -202,6 +212,13 @@ class Child:
         self._restart_at = time.monotonic() + pause
         self.state = "waiting"
         _log.warning("%s %s: %s; restarting in %.0f s", self.name, how, why, pause)
+
+    def _dies_again(self, code: int, why: str) -> bool:
+        """Whether it has died of this error before, and its work is where it was then."""
+        if self.spec.progress is None or code <= 0:  # a signal may come at any time
+            return False
+        before, self._died_of = self._died_of, (why, self.spec.progress())
+        return self._died_of == before
 
     def _last_words(self, code: int) -> str:
         """Why it ended, of a child that could not say so itself."""

@@ -50,7 +50,7 @@ def name_of(shown):
 def test_each_fault_is_named_by_a_planted_run_or_by_figures_made_for_it(fault, tmp_path):
     planted = {each for name in FAULTY for each in name_of(SHOWN[name])}
     # By tests of their own: they go by returns alone, or by what the status says.
-    assert fault.name in planted | MADE.keys() | {"fallen", "failing-episodes"}
+    assert fault.name in planted | MADE.keys() | {"fallen", "failing-episodes", "learner-dies"}
 
 
 RISEN = [(steps, float(steps)) for steps in range(20)]
@@ -159,6 +159,38 @@ def test_returns_that_did_not_rise_or_kept_it_are_not(levels):
     for seed in range(50):
         assert not faults(Evidence(config, {}, went(*levels, seed=seed)))
     assert not faults(Evidence(config, {}, went(-1.5, 1.8, -0.8)[::6]))  # too few to tell
+
+
+DIED = "troupe: error: KeyError: 'rewards' (a2c.py:118)"
+GOES_ON = "2026-11-27 20:24:00,000 INFO    learner: joined"
+
+
+@pytest.mark.parametrize(
+    ("log", "status", "is_named"),
+    [
+        ([GOES_ON, DIED], {}, True),
+        ([DIED, GOES_ON], {"restarts": 2, "updates_since_start": 0}, True),  # it waits for its first update
+        ([DIED, GOES_ON], {"restarts": 2, "updates_since_start": 9}, False),
+        ([DIED, GOES_ON], {"restarts": 0, "updates_since_start": 0}, False),  # resumed by somebody
+        ([GOES_ON], {"restarts": 1, "updates_since_start": 0}, False),
+        ([], {}, False),
+    ],
+)
+def test_what_the_learner_died_of_is_named(log, status, is_named, tmp_path):
+    run = unpack("healthy-ppo", tmp_path)
+    (run / "logs").mkdir()
+    (run / "logs" / "learner.log").write_text("\n".join([*log, ""]))
+    (run / "status.json").write_text(json.dumps(status))
+    (said,) = lines_of(run)
+    if is_named:
+        assert said.startswith(
+            "learner-dies: the learner died of an error, and no update has come since: KeyError: "
+        )
+        assert "'rewards' (a2c.py:118); logs/learner.log" in said
+        (run / "metrics.csv").unlink()  # of the first update there is no record
+        assert lines_of(run) == [said]
+    else:
+        assert said == NOTHING
 
 
 LAST = "actor-0: my:Env raised KeyError: 'x' (env.py:11) at step 150, slot 3, seed 5"

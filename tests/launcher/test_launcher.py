@@ -248,7 +248,10 @@ def test_what_dies_is_started_again(launch):
     os.kill(victim, signal.SIGKILL)
     run.wait_until(lambda: "up 1" in run.text("logs/evaluator.log"))
     run.process.send_signal(signal.SIGINT)
-    assert run.wait()[0] == 0
+    code, output = run.wait()
+    assert code == 0
+    assert "actor-1 died 2 times, the last: exit code 1: RuntimeError: emulator exploded (log: " in output
+    assert "evaluator died once: SIGKILL: killed from outside" in output
     assert "actor-1 died" in run.text("logs/launcher.log")
     run.assert_nothing_is_left()
 

@@ -1,5 +1,6 @@
 """Children are restarted, given up, and stopped for certain. Real processes, small ones."""
 
+import itertools
 import logging
 import os
 import re
@@ -105,6 +106,32 @@ def test_long_life_forgives_earlier_deaths(make, monkeypatch):
     child = make("raise SystemExit(1)")
     child.start()
     poll_until(child, lambda: child.restarts > supervisor.MAX_QUICK_DEATHS + 2)
+
+
+def test_the_same_error_again_and_again_without_progress_is_the_end(make, monkeypatch):
+    monkeypatch.setattr(supervisor, "QUICK_DEATH_S", 0.0)  # each lives for long before it dies
+    child = make("raise KeyError('rewards')", "learner", progress=lambda: 7)
+    child.start()
+    with pytest.raises(
+        TroupeError, match=r"died \(exit code 1\) 3 times in a row: KeyError: 'rewards' \(log"
+    ):
+        poll_until(child, lambda: False)
+    assert (child.restarts, child.deaths, child.last_death) == (2, 3, "exit code 1: KeyError: 'rewards'")
+
+
+@pytest.mark.parametrize(
+    ("code", "progress"),
+    [
+        ("raise KeyError('rewards')", itertools.count().__next__),  # updates in between
+        ("import os; raise KeyError(os.getpid())", lambda: 7),  # another error each time
+        ("import os; os.kill(os.getpid(), 9)", lambda: 7),  # from outside, for all that is known
+    ],
+)
+def test_deaths_that_differ_or_have_progress_between_them_are_not(make, monkeypatch, code, progress):
+    monkeypatch.setattr(supervisor, "QUICK_DEATH_S", 0.0)
+    child = make(code, "learner", progress=progress)
+    child.start()
+    poll_until(child, lambda: child.restarts > supervisor.MAX_SAME_DEATHS + 1)
 
 
 def test_exit_code_0_is_the_end_only_when_the_run_is_complete(make):

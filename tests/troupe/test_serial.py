@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +98,27 @@ def test_an_environment_whose_episodes_all_fail_keeps_no_evaluation_waiting(tmp_
     assert capsys.readouterr().out.startswith(
         f"failing-episodes: 100% of the episodes ({heard['failures']} of "
     )
+
+
+def test_an_error_of_an_algorithm_shows_its_traceback(tmp_path, capsys, monkeypatch):
+    def update(self, batch):
+        raise KeyError("rewards")
+
+    monkeypatch.setattr("troupe.common.agents.network.NetworkAgent.update", update)
+    words = [
+        "train",
+        "cartpole-apex",
+        "--serial",
+        "--replay.min_items",
+        "100",
+        "--evaluator.enabled",
+        "false",
+    ]
+    assert cli.main([*words, "--run-dir", str(tmp_path / "run"), *QUICK]) == 70
+    first, *trace, last = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert re.search(r'test_serial.py", line \d+, in update', "\n".join(trace))
+    assert re.fullmatch(r"troupe: error: KeyError: 'rewards' \(test_serial.py:\d+\)", last)
 
 
 @pytest.mark.slow
