@@ -25,8 +25,8 @@ troupe why runs/my-run                 # why a run does not learn
 On another machine, `troupe doctor tcp://learner:5550` asks the learner of a running run; `--keys DIR` names
 the keys of a viewer.
 
-`troupe doctor` prints one line per check: the subject, the figure, and `ok`, `note` or `wrong` with the
-remedy. The exit code is 0 if nothing is wrong, otherwise 7. `--json` prints the same for programs.
+`troupe doctor` prints one line per check: the subject, the figure, and `ok`, `note` or `wrong` with the fix.
+The exit code is 0 if nothing is wrong, otherwise 7. `--json` prints the same for programs.
 
 | area | checks |
 |---|---|
@@ -38,24 +38,24 @@ remedy. The exit code is 0 if nothing is wrong, otherwise 7. `--json` prints the
 | processor, threads, gpu | bfloat16 and vector units, threads of numeric libraries, devices of torch |
 | packages | packages that each family of environments needs, and extras |
 | run | the last error of each log, hashes of the newest checkpoints, replay's files, failed writes |
-| members | which members have been silent for a while, and what each reported as wrong |
-| limits of the run | what applies of [the next section](#what-limits-a-run), the worst first |
-| learning | what applies of [the section after it](#why-a-run-does-not-learn), the likeliest first |
+| members | which members have been silent for a while, and the problems that each has reported |
+| limits of the run | findings of [the next section](#what-limits-a-run), the worst first |
+| learning | findings of [the section after it](#why-a-run-does-not-learn), the likeliest first |
 
 ## What limits a run
 
-The panel and the lines of `troupe train` name the limit that costs the largest share of the run's time. The
-last rows name a side of the run; they appear if no other row explains as much. [metrics.md](metrics.md)
-describes the figures.
+The panel and the log lines of `troupe train` name the limit that costs the largest share of the run's time.
+The last rows are the least specific and appear only if no other row explains as much.
+[Metrics](metrics.md) describes the figures.
 
 | symptom | name | measured by | what helps |
 |---|---|---|---|
 """
 
 _TAIL = """
-You can change fields of `[replay]` such as `compression` and `capacity_items` only in a new run: a resumed
-run keeps its own. [services.md](services.md#what-they-print) explains what services print while they wait,
-and [architecture.md](architecture.md#what-failing-looks-like) what each failure looks like.
+Structural fields of `[replay]`, such as `compression` and `capacity_items`, can only change in a new run. See
+also [what services print while they wait](services.md#what-they-print), and
+[what each failure looks like](architecture.md#what-failing-looks-like).
 """
 
 
