@@ -29,8 +29,8 @@ For each field, the first of these that sets it wins:
 1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--env`, `--seed`, `--total-steps`,
       `--keys`, `--init-from` and `--offline` are short for `--env.id`, `--run.seed`, `--run.total_steps`,
    `--net.keys_dir`, `--learner.init_from` and `--run.offline`),
-2. a sweep file: `--sweep FILE`, a TOML file like a preset. If it has a section `[sweep]`, it describes several
-   runs: start them with [`troupe sweep FILE`](sweeps.md),
+2. a sweep file: `--sweep FILE`, a TOML file like a preset. If it has a section `[sweep]`, it describes
+   several runs: start them with [`troupe sweep FILE`](sweeps.md),
 3. an environment variable: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,
 5. the preset: a name from `troupe presets`, or the path of a TOML file. A file that begins with
@@ -112,8 +112,8 @@ with `preset = "cartpole-ppo"`, it needs only the values that differ from that p
 
 To train the same algorithm on another game, change `env.id`: `troupe train pong-apex --env.id
 atari:breakout`. For vector observations, start from a CartPole preset: `troupe train
-cartpole-apex --env.id gym:Acrobot-v1`. [Your own environment](environments.md#your-own-environment-in-ten-minutes)
-works the same way.
+cartpole-apex --env.id gym:Acrobot-v1`.
+[Your own environment](environments.md#your-own-environment-in-ten-minutes) works the same way.
 """
 
 

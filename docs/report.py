@@ -22,18 +22,17 @@ RESULTS = Path(__file__).parent / "results"
 INDEX = "runs.toml"
 _NAME = re.compile(r"(?P<name>.+)-(?P<seed>\d+)\.csv\.gz")
 _HEAD = """\
-# Scores of the recorded trainings
+# Scores of the recorded runs
 
 <!-- Written by `make report` from docs/results: edit docs/results/runs.toml, not this page. -->
 
-Every training whose `metrics.csv` is kept in [results](results/runs.toml), each a whole run. The score is the
-mean over seeds of the last evaluation in the run, with its 95 % bootstrap interval over seeds, which three
-seeds leave rough; `best` is the mean of the runs' best evaluations. Without evaluations, the
-means of twentieths of a training (of three rows at least) take their place, and the row says so. Minutes
-are those of one run. [Results](results.md) says on which machine, beside what, and how evaluations afterwards
-came out.
+Every complete run whose `metrics.csv` is kept in [results](results/runs.toml). The score is the mean over
+seeds of the last evaluation, with its 95 % bootstrap interval over seeds, which is rough with three seeds;
+`best` is the mean of the runs' best evaluations. Runs without evaluations are scored by the means of
+twentieths of their training episodes (of three rows at least), and the row says so. Minutes are those of one
+run. [Results](results.md) describes the machines, and evaluations made after the runs.
 
-| training | seeds | score | 95 % interval | best | steps | minutes | commit |
+| run | seeds | score | 95 % interval | best | steps | minutes | commit |
 |---|---|--:|---|--:|--:|--:|---|
 """
 

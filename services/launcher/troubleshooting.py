@@ -97,8 +97,8 @@ SHOWN = {
 """What `troupe why` says about the runs of tests/doctor/faults.py, by the name of the run."""
 
 _PLANTED = """
-This was tested with short trainings by the services: ten with one planted fault each, the others with none.
-The table shows all that `troupe why` says about them (`python -m tests.doctor.faults` trains them again).
+This was tested with short runs of the services: ten with one planted fault each, the others with none.
+The table shows everything `troupe why` says about them (`python -m tests.doctor.faults` repeats them).
 Their machine was busy, so several were stopped before their last step. `healthy-swing`, a seventh of the
 preset's steps, had not learned yet.
 
