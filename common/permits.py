@@ -22,6 +22,10 @@ OWN = ("troupe.common.envs",)
 """Troupe's own environments, which are always permitted."""
 
 
+class NotPermittedError(ConfigError):
+    """Somebody else's configuration names modules that are not permitted."""
+
+
 def add_module_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--modules`; its default is an environment variable."""
     parser.add_argument(
@@ -66,7 +70,7 @@ def check_modules(
                 raise ConfigError(f"{source} names something to import that is no module: {module[:100]!r}")
         words = ",".join(modules)
         ways = f"--modules {words}, {VARIABLE}={words}, or modules={modules} in Python"
-        raise ConfigError(
+        raise NotPermittedError(
             f"{source} has {' and '.join(missing)}, which would run {' and '.join(modules)}: "
             f"if you trust that, permit it with {ways}"
         )

@@ -173,6 +173,7 @@ def evaluate(
     Raises:
         TroupeError: says what is wrong.
     """
+    from troupe.common.permits import NotPermittedError
     from troupe.common.policies import restore, with_environment
     from troupe.policy import Policy
     from troupe.services.evaluator import evaluate as playing
@@ -187,7 +188,14 @@ def evaluate(
             config = with_environment(config, policy.spec, brought.id)
     else:
         checkpoint = open_checkpoint(Path(policy))
-        config, agent = restore(checkpoint, modules, None if brought is None else {"env.id": brought.id})
+        try:
+            config, agent = restore(checkpoint, modules, None if brought is None else {"env.id": brought.id})
+        except NotPermittedError as error:
+            if brought is not None:
+                raise
+            raise NotPermittedError(
+                f"{error}, or give the class of the environment: evaluate(run, Class)"
+            ) from None
     epsilon = agent.eval_epsilon if epsilon is None else epsilon
     return playing.evaluate(checkpoint, config, agent, episodes=episodes, seed=seed, epsilon=epsilon)
 

@@ -6,6 +6,7 @@ What networks see of their observations is made in `observed.py`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import importlib
@@ -23,6 +24,7 @@ from troupe.common.envs.returned import (
     BadReturn,
     check_step,
     one_line,
+    other_dtypes,
     reset_result,
 )
 from troupe.common.envs.slots import Outcome, SlotVector
@@ -82,6 +84,9 @@ def inspect(config: EnvConfig) -> dict[str, Any]:
         name: " ".join(str(getattr(env, name)).split()) for name in ("observation_space", "action_space")
     }
     objections = []
+    with contextlib.suppress(Exception):  # what reset() raises, the checker tells below
+        objections += other_dtypes(env.observation_space, env.reset(seed=0)[0])
+        objections += other_dtypes(env.observation_space, env.step(env.action_space.sample())[0])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

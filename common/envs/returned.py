@@ -86,6 +86,22 @@ def as_announced(raw: Any, like: Any, path: tuple[str | int, ...] = ()) -> np.nd
     return array.astype(like.dtype, copy=False)
 
 
+def other_dtypes(space: Any, raw: Any, path: tuple[str | int, ...] = ()) -> list[str]:
+    """What to say of each part of an observation whose dtype is not that of its space, and is converted."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, dict | tuple):
+        named = parts.items() if isinstance(parts, dict) else enumerate(parts)
+        return [line for name, part in named for line in other_dtypes(part, raw[name], (*path, name))]
+    array = np.asarray(raw)
+    if not hasattr(space, "low") or array.dtype == space.dtype:
+        return []
+    which = f"observation part {_named(path)}" if path else "observation"
+    name = path[-1] if path and isinstance(path[-1], str) and path[-1].isidentifier() else "obs"
+    return [
+        f"the {which} is {array.dtype}, its space says {space.dtype}: return {name}.astype(np.{space.dtype})"
+    ]
+
+
 def taken_for(array: np.ndarray, like: Any) -> bool:
     """Whether its dtype may stand for the one that was announced."""
     return array.dtype == like.dtype or np.can_cast(array.dtype, like.dtype, "same_kind")

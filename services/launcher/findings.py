@@ -15,6 +15,7 @@ Run = TypeVar("Run")
 Threshold = TypeVar("Threshold")
 
 STARTING = "starting: services load their libraries (some seconds, longer on a busy machine)"
+TOO_EARLY = "too early to say what limits training"
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
 
@@ -126,7 +127,7 @@ def _state(view: RunView) -> tuple[str, str] | None:
             return "waiting for the first actor: none has joined, it may be starting still", ""
         return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
     if view.elapsed_s < _SETTLED_S:
-        return "too early to say what limits training", ""
+        return TOO_EARLY, ""
     return None
 
 

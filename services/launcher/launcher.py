@@ -107,10 +107,9 @@ def run(
         if config.run.offline and not resume:
             print(f"reading the data set {config.run.offline}", flush=True)
             fill(config, run_path, stop_signal)
-        if tensorboard.number != config.net.tensorboard_port:
-            # The file keeps what was asked for, which may be free when the run is resumed.
-            taken = config.net.tensorboard_port
-            print(f"port {taken} is in use: TensorBoard of this run is on port {tensorboard.number}")
+        for page in (tensorboard, board):
+            if page.taken:  # the file keeps what was asked for, which may be free when the run is resumed
+                print(f"port {page.taken} is in use: {page.title} of this run is on port {page.number}")
         try:
             specs = child_specs(config, run_path, sockets, tensorboard, board, resume=resume)
             launcher = _Launcher(

@@ -11,7 +11,7 @@ from troupe.common.config import Config
 from troupe.common.config.fields import UntypedAgentConfig
 from troupe.common.machine import usable_cores
 from troupe.common.stats.played import levels_missed
-from troupe.services.launcher.findings import verdict
+from troupe.services.launcher.findings import TOO_EARLY, verdict
 from troupe.services.launcher.refill import items_before_learning
 from troupe.services.launcher.view import RunView, ServiceView
 
@@ -126,7 +126,10 @@ def plain_line(view: RunView) -> str:
     parts.append(f"elapsed {duration(view.elapsed_s)}")
     if view.eta_s is not None:
         parts.append(f"ETA {duration(view.eta_s)}")
-    parts.append(verdict(view)[0])
+    if (
+        what := verdict(view)[0]
+    ) != TOO_EARLY:  # on the panel it passes; in a log it would stand in each line
+        parts.append(what)
     if view.trouble:
         parts.append(f"environments: {view.trouble}")
     return " | ".join(parts)

@@ -144,6 +144,11 @@ class TensorBoardPort:
         """For a browser on this machine; empty where there is no TensorBoard."""
         return f"http://localhost:{self.number}" if self.number else ""
 
+    @property
+    def taken(self) -> int:
+        """The port that it should have had, where that was in use; else 0."""
+        return self._wanted if self.number not in (0, self._wanted) else 0
+
     def of_start(self, restarts: int) -> int:
         """Choose the port of a start; one that was taken before TensorBoard had it is passed over."""
         if restarts:

@@ -37,7 +37,7 @@ BAD_INPUT = [
     ("train pong-apex --env.id gym:ALE/Breakout-v5", ["did you mean atari:breakout?"]),
     ("train pong-apex --env.id PongNoFrameskip-v4", ["did you mean atari:pong?"]),
     ("train pong-apex --env.id CartPole-v1", ["did you mean gym:CartPole-v1?"]),
-    ("train PongNoFrameskip-v4", ["no preset but an environment", "--env.id PongNoFrameskip-v4"]),
+    ("train PongNoFrameskip-v4", ["no preset but an environment", "--algo NAME --env PongNoFrameskip-v4"]),
     ("train --env gym:CartPole-v1", ["PRESET", "troupe train --algo ppo --env gym:CartPole-v1"]),
     ("train --algo ppo", ["--algo ppo needs an environment", "--env gym:CartPole-v1"]),
     ("train --algo poo --env gym:CartPole-v1", ["unknown algorithm 'poo'; nearest: ppo; --algo", "dqn"]),

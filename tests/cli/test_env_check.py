@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
+import numpy as np
 import psutil
 import pytest
 
 from tests.harness import PATIENCE_S
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import calls
+from troupe.common.envs.returned import other_dtypes
 from troupe.common.errors import ConfigError, MissingEngineError
 from troupe.services.environment import check as module
 from troupe.services.environment.check import Findings, check
@@ -78,6 +81,18 @@ def test_what_cannot_be_closed_is_played_and_said_to_fail_there() -> None:
     findings = check(EnvConfig(id=BROKEN, kwargs={"how": "close"}), thorough=True)
     assert findings.steps == 100
     assert "close() raised RuntimeError: the viewer has gone" in (findings.objections or [])
+
+
+def test_another_dtype_than_the_announced_one_is_told_with_the_cast_to_write() -> None:
+    findings = check(EnvConfig(id=BROKEN), thorough=True)
+    said = "the observation is float64, its space says float32: return obs.astype(np.float32)"
+    assert (findings.objections or []).count(said) == 1
+    spaces = gymnasium.spaces
+    space = spaces.Dict({"eye": spaces.Tuple([spaces.Box(0, 1, (2,), np.float32)]), "n": spaces.Discrete(3)})
+    assert other_dtypes(space, {"eye": (np.zeros(2, np.float32),), "n": 1}) == []
+    assert other_dtypes(space, {"eye": (np.zeros(2),), "n": 1}) == [
+        "the observation part 'eye.0' is float64, its space says float32: return obs.astype(np.float32)"
+    ]
 
 
 def test_a_crash_is_told_with_its_signal() -> None:

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import troupe
 import troupe.services.__main__ as cli
+from tests.envs.broken import BrokenEnv
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config
 from troupe.common.envs import make_spec
@@ -71,6 +73,15 @@ def test_an_environment_whose_episodes_all_fail_ends_it_with_the_line_that_fails
         f"troupe: error: no episode of {broken} ends: 24 failures, the last: {broken} raised "
     )
     assert "RuntimeError: the physics exploded (broken.py:" in said
+
+
+def test_from_python_the_class_of_an_environment_stands_for_the_permission(tmp_path):
+    checkpoints(tmp_path, {"env.id": "tests.envs.broken:Broken-v0"})
+    with pytest.raises(
+        ConfigError, match=r"--modules tests.*, or give the class of the environment: evaluate\(run, C"
+    ):
+        troupe.evaluate(tmp_path, episodes=1)
+    assert troupe.evaluate(tmp_path, BrokenEnv, episodes=1)["returns"] == [20.0]
 
 
 def test_table(run_dir, capsys):

@@ -185,6 +185,8 @@ def test_the_bar_has_room_on_a_narrow_terminal():
 
 def test_nothing_is_said_to_limit_a_run_that_has_just_begun():
     assert verdict(view(elapsed_s=10.0))[0].startswith("too early")
+    assert "too early" not in plain_line(view(elapsed_s=10.0))
+    assert plain_line(view(elapsed_s=60.0)).endswith(verdict(view(elapsed_s=60.0))[0])
 
 
 def test_panel_shows_everything():

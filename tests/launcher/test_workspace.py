@@ -16,6 +16,7 @@ from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.services.launcher import launcher, training, workspace
 from troupe.services.launcher.workspace import (
     BoardPort,
+    TensorBoardPort,
     claimed_run_dir,
     damage,
     own_command,
@@ -136,8 +137,10 @@ def test_a_port_in_use_is_passed_over():
         taken.listen()
         port = taken.getsockname()[1]
         assert port < tensorboard_port(port) <= port + 20
+        assert TensorBoardPort(port).taken == port
     assert tensorboard_port(port) == port
     assert tensorboard_port(0) == 0
+    assert (TensorBoardPort(port).taken, TensorBoardPort(0).taken) == (0, 0)
 
 
 def test_no_port_at_all_names_the_field(monkeypatch):
