@@ -140,6 +140,7 @@ class LockstepTraining(SerialTraining):
         shutil.rmtree(self.folder, ignore_errors=True)
         if copy:
             restore_snapshot(str(self.copies / Path(copy).name), self.folder)
+            self.inserts += 1  # a number is missing, as the chunks are that were open when the span ended
         self.begin_acting(acting)
         self.replay.counters.inserted_items = inserted_items
         # What this process says to have made goes on from what the former one has said.

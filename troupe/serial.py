@@ -47,10 +47,11 @@ from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.record.training_returns import TrainingReturns
 from troupe.services.learner.saving.checkpoints import RunCheckpoints
 from troupe.services.learner.saving.counters import RunCounters
+from troupe.services.offline.filling import SERIAL, SERIAL_FOLDER
 from troupe.services.replay.storage.replay import Replay
 
 METRICS_PERIOD_UPDATES = 20
-ACTOR = 1
+ACTOR = SERIAL
 """The one process that makes steps, by its number."""
 
 
@@ -71,7 +72,7 @@ class SerialTraining:
                 "--deterministic"
             )
         self.spec, self.mixture = make_spec(config.env), Mixture(config)
-        self.folder = run_dir / "serial-replay"
+        self.folder = run_dir / SERIAL_FOLDER
         self.inserts = self.sampled = 0
         self.failures = self.episodes = 0
         self.last_failure = self.unevaluated = ""
@@ -156,6 +157,7 @@ class SerialTraining:
         chunk.more = dict.fromkeys(others, chunk.items)
         self.inserts += 1
         message = encode_insert(chunk, self.fields, first, incarnation=ACTOR)
+        message.oldest = self.inserts  # those before it are stored, but for one at the end of each span
         while True:
             try:
                 self.replay.insert(decode_insert(message, self.inserts))

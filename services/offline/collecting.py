@@ -24,6 +24,7 @@ from troupe.common.envs import EnvSpec, make_spec
 from troupe.common.errors import ConfigError, DatasetError
 from troupe.common.runtime.files import CONFIG_FILE
 from troupe.services.offline.episodes import Found, find_episodes, read_chunk
+from troupe.services.offline.filling import SERIAL, SERIAL_FOLDER
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.snapshot import MANIFEST_FILE, restore_snapshot
 
@@ -35,7 +36,8 @@ def export(path: Path, name: str, preset: str = "", slots: int | None = None) ->
         path: a run directory, a folder of shards or of one, or a snapshot on this machine.
         name: ID of the data set, or its folder.
         preset: by which `path` was filled; empty for that of its run.
-        slots: most that step together in an actor process; None: `actor.slots`.
+        slots: most that step together in an actor process; None: `actor.slots`, or all slots of a run in one
+            process.
 
     Raises:
         DatasetError: there is no whole episode, or there cannot be; says why.
@@ -62,7 +64,9 @@ def _export(path: Path, config: Config, name: str, slots: int | None) -> str:
     agent, arenas = make_agent(config.agent, spec), _opened(path)
     if reason := _unfaithful_because(config, agent, arenas[0].specs):
         raise DatasetError(f"what replay holds cannot be exported: {reason}")
-    if len(arenas) < config.replay.shards:
+    # There, all slots step together and there is one shard, whatever is configured.
+    serial = all((arena.chunks()[1]["incarnation"] == SERIAL).all() for arena in arenas)
+    if len(arenas) < config.replay.shards and not serial:
         raise DatasetError(
             f"{path} has {len(arenas)} of {config.replay.shards} shards (replay.shards), and episodes are "
             "spread over all: give the folder that holds each of them as shard-N"
@@ -74,8 +78,8 @@ def _export(path: Path, config: Config, name: str, slots: int | None) -> str:
         algorithm_name=config.agent.algorithm,
         description="The whole episodes in the replay of a training by Troupe.",
     )
-    together = config.inference.mode == "local" and spec.agents == 1
-    most = slots or config.actor.slots
+    together = spec.agents == 1 and (serial or config.inference.mode == "local")
+    most = slots or (config.total_slots if serial else config.actor.slots)
     found = find_episodes(arenas, most if together else math.inf, config.actor.chunk_steps)
     left_out = _write(writer, found, arenas, agent.fields)
     if not writer.episodes:
@@ -112,7 +116,7 @@ def _opened(path: Path) -> list[Arena]:
     if (path / SIGNATURE_FILE).is_file():
         folders = [path]
     else:
-        found = [*path.glob("replay/shard-*"), *path.glob("shard-*")]
+        found = [*path.glob("replay/shard-*"), *path.glob("shard-*"), path / SERIAL_FOLDER]
         folders = [each for each in sorted(found) if (each / SIGNATURE_FILE).is_file()]
     if not folders:
         raise ConfigError(f"{path} holds no items of replay: give a run directory, or a folder with shard-0")

@@ -34,7 +34,8 @@ def replay_export_parser() -> Parser:
         "--slots",
         metavar="N",
         type=integer(1),
-        help="most environment copies of an actor process of the run (default: actor.slots)",
+        help="most environment copies of an actor process of the run (default: actor.slots, "
+        "or all of a run with --serial or --deterministic)",
     )
     return parser
 

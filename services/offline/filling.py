@@ -20,8 +20,11 @@ from troupe.common.runtime.files import made_whole
 from troupe.common.wire.replay.codec import decode_insert, encode_insert
 from troupe.services.replay.storage.replay import Replay
 
-MORE, LAST = 2, 3
-"""Incarnations of an episode's inserts, and of its last: so it is known again. Clients' are large numbers."""
+SERIAL, MORE, LAST = 1, 2, 3
+"""Incarnations of inserts by which they are known again: of a run in one process, of an imported episode, and
+of its last. Clients' are large numbers."""
+SERIAL_FOLDER = "serial-replay"
+"""Of the items of a run in one process, in its directory while it trains."""
 
 UNFINISHED = ".unfinished"
 """Ends the name of a folder that is being written."""

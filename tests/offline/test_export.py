@@ -15,7 +15,10 @@ from troupe.common.data.table_config import TableConfig
 from troupe.common.datasets import Dataset
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.errors import ConfigError, DatasetError
+from troupe.common.runtime import StopSignal
 from troupe.common.wire.replay.codec import decode_insert, encode_insert
+from troupe.lockstep import LockstepTraining
+from troupe.serial import SerialTraining
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.offline.exporting import replay_export
 from troupe.services.offline.importing import replay_import
@@ -133,6 +136,33 @@ def test_what_is_on_its_way_to_a_shard_makes_no_episode_of_the_rest(name, tmp_pa
     found = read("my/late-v0", preset)
     assert set(found) <= set(truth)
     assert len(found) > 10
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("kind", [SerialTraining, LockstepTraining])
+def test_of_a_run_in_one_process_no_piece_is_written_as_an_episode(kind, name, tmp_path):
+    """All slots step together there, though several actors are configured; and a span ends what is open."""
+
+    class Training(kind):
+        def make_env(self, seed):
+            made.append(Told(super().make_env(seed)))
+            return made[-1]
+
+    preset, made = preset_of(tmp_path, name, "processes = 4\n[replay]\nshards = 2\nmin_items = 9000\n"), []
+    fields = {"evaluator.enabled": "false", "learner.checkpoint_period_steps": "113"}
+    training = Training(load_config(preset, None, fields, {}), tmp_path / "run", StopSignal())
+    try:
+        for _ in range(300):
+            training.round()
+            training.record()
+        replay_export([str(tmp_path / "run"), "--minari", "my/serial-v0"])
+    finally:
+        training.close()
+    truth = [as_bytes(*each) for env in made for each in env.episodes]
+    assert len(made) == (1 if kind is SerialTraining else 3)
+    found = read("my/serial-v0", preset)
+    assert set(found) <= set(truth)
+    assert len(found) > len(truth) // 2
 
 
 @pytest.mark.parametrize("name", PRESETS)
