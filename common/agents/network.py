@@ -92,6 +92,8 @@ class Learner:
         self.reduction = ALONE
         self._max_grad_norm = max_grad_norm
         self._spectral = spectral_layers(net)
+        # Once: finding them in nested modules takes longer than many a step.
+        self._parameters: list[Tensor] = list(net.parameters())
 
     def step(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """Learns from a batch by one move down the gradient of its loss; see `descend`."""
@@ -116,7 +118,7 @@ class Learner:
         # With infinity nothing is clipped, and the norm is still measured. Multipliers and temperatures are
         # not among these parameters: their gradients have another scale and would eat into the network's
         # share.
-        norm = nn.utils.clip_grad_norm_(self.net.parameters(), self._max_grad_norm or float("inf"))
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm or float("inf"))
         self.optimizer.step()
         for layer in self._spectral:
             layer.settle()

@@ -231,7 +231,7 @@ class SacAgent(NetworkAgent):
         if isinstance(self.stored, StoredSequences):
             return self._learn_from_sequences(self.stored.read(told), told, measure)
         transitions = scaled(self.stored.read(told), self.net.scale)
-        loss, measured, errors = self._judged(transitions, told["weights"], told["noise"])
+        loss, measured, errors = self._judged(transitions, told["weights"], told["noise"], measure)
         measured["grad_norm"] = self.learner.step(loss)
         self.net.observe(transitions.obs)
         sizes = in_rewards(errors.abs().mean(0), self.net.scale)
@@ -243,12 +243,13 @@ class SacAgent(NetworkAgent):
         return "SAC with memory picks the steps that count" if self.memory_size else ""
 
     def _judged(
-        self, transitions: Transitions, weights: Tensor, noise: Tensor
+        self, transitions: Transitions, weights: Tensor, noise: Tensor, measure: bool = True
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """See `_loss`; the noise `[2, B, draws]` is for the steps' own actions, and for those after."""
         now, after = noise
         targets = self._targets(transitions, after)
-        return self._loss(self.net.encode(transitions.obs), transitions.action, targets, weights, now)
+        seen = self.net.encode(transitions.obs)
+        return self._loss(seen, transitions.action, targets, weights, now, measure=measure)
 
     @torch.no_grad()
     def _targets(self, transitions: Transitions, noise: Tensor) -> Tensor:
@@ -293,7 +294,7 @@ class SacAgent(NetworkAgent):
         importance = told["weights"].expand(counts.shape)
         # Only the steps that count are judged: critics and policy are the expensive part.
         steps = features[:-1], actions, targets, importance, noise
-        loss, measured, errors = self._loss(*(part[counts] for part in steps))
+        loss, measured, errors = self._loss(*(part[counts] for part in steps), measure=measure)
         # All steps count alike, and shares differ in them. Of none there is nothing to measure.
         steps_learned = int(counts.sum())
         measured["grad_norm"] = learner.step(loss, steps_learned)
@@ -320,7 +321,14 @@ class SacAgent(NetworkAgent):
         return n_step_returns(rewards, discounts, values, goes_on, self.config.n_steps)
 
     def _loss(
-        self, features: Tensor, action: Tensor, targets: Tensor, weights: Tensor, noise: Tensor
+        self,
+        features: Tensor,
+        action: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        noise: Tensor,
+        *,
+        measure: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """One loss for everything: no gradient crosses from one part to another. Errors are `[n, M]`.
 
@@ -330,6 +338,7 @@ class SacAgent(NetworkAgent):
             targets: `[M]`, what its Q should be, or `[M, atoms]`.
             weights: `[M]`, importance.
             noise: `[M, draws]`, of a standard normal, for the policy's own actions.
+            measure: whether there are scalars for the log.
         """
         net, cost = self.net, self._cost
         # Detached: the policy's gradient would teach the shared torso to please the policy, at the cost of
@@ -347,6 +356,8 @@ class SacAgent(NetworkAgent):
         loss = policy_loss + critic_loss + net.entropy_cost.adjustment(entropy.mean())
         if net.values is not None:
             loss = loss + 0.5 * (weights * (value.detach() - net.value(features)).square()).mean()
+        if not measure:
+            return loss, {}, errors.detach()
         measured = {
             "loss": loss,
             "critic_loss": critic_loss,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from troupe.common.nets.initializers import Output, output_layer
 from troupe.common.nets.parts import PartInputs, PartsTorso
+from troupe.common.nets.perceptron import Perceptron
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.recurrent import LstmCore, encoded, last_step
 from troupe.common.nets.torsos import Projected, Style, VectorTorso, make_torso
@@ -192,38 +192,3 @@ class SoftActorCritic(nn.Module):
         """Take observations `[B, *obs_shape]` into the inputs' statistics."""
         if self.inputs is not None:
             self.inputs.observe(obs)  # type: ignore[operator]
-
-
-class Perceptron(nn.Sequential):
-    """Hidden layers of `units`, and a linear one of `outputs`.
-
-    Attributes:
-        short: products between two hidden layers are made in bfloat16, most of the arithmetic. The first
-          layer is not, since observations have no spare digits, nor the last, since values have none.
-    """
-
-    short = False
-
-    def __init__(self, features: int, units: tuple[int, ...], outputs: int, of: Output, style: Style) -> None:
-        torso = VectorTorso((features,), units, style)
-        super().__init__(torso, output_layer(nn.Linear(torso.features, outputs), of))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[..., features]` to `[..., outputs]` float32."""
-        if not self.short:
-            given: Tensor = super().forward(x)
-            return given
-        torso, last = self
-        first = True
-        for layer in torso.layers:  # type: ignore[union-attr]
-            product = isinstance(layer, nn.Linear)
-            x = _in_bfloat16(layer, x) if product and not first else layer(x)
-            first = first and not product
-        values: Tensor = last(x)
-        return values
-
-
-def _in_bfloat16(layer: nn.Linear, x: Tensor) -> Tensor:
-    """What the layer makes of `x`, float32."""
-    inputs = (each.to(torch.bfloat16) for each in (x, layer.weight, layer.bias))
-    return nn.functional.linear(*inputs).float()

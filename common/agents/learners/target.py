@@ -49,6 +49,7 @@ class TargetLearner(Learner, Generic[Network]):
     ) -> None:
         super().__init__(net, optimizer, max_grad_norm)
         self.target = copy.deepcopy(net).requires_grad_(False)
+        self._target_parameters: list[Tensor] = list(self.target.parameters())
         self.generator = torch.Generator().manual_seed(seed)
         self._period = period_updates
         self._tau = tau
@@ -73,7 +74,7 @@ class TargetLearner(Learner, Generic[Network]):
         if self._tau == 1.0:
             self.target.load_state_dict(self.net.state_dict())
             return
-        torch._foreach_lerp_(list(self.target.parameters()), list(self.net.parameters()), self._tau)
+        torch._foreach_lerp_(self._target_parameters, self._parameters, self._tau)
         for held, own in zip(self.target.buffers(), self.net.buffers(), strict=True):
             held.copy_(own)  # statistics of inputs are no weights: a mean of two would fit neither network
 
