@@ -126,6 +126,13 @@ class TableConfig:
         return self.capacity + (max(self.capacity // 8, 1 << 14) if self.remover == "soft" else 0)
 
     @property
+    def uses_priorities(self) -> bool:
+        """Whether the choice of items, to sample or to remove, depends on their priorities."""
+        all_alike = self.sampler == "prioritized" and not self.priority_exponent
+        sampled_without = all_alike or self.sampler in ("uniform", "fifo", "lifo")
+        return not (sampled_without and self.remover in ("fifo", "lifo", "uniform", "soft"))
+
+    @property
     def is_queue(self) -> bool:
         """Whether items are passed on in order, each so often, and then are gone."""
         return self.limiter == "queue"

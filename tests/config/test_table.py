@@ -321,3 +321,20 @@ def test_what_goes_by_features_needs_an_agent_that_stores_them():
         with pytest.raises(ConfigError, match=r"`b` in replay.tables goes by features.*behaviour_features"):
             load_config("cartpole-impala", overrides=overrides)
         load_config("cartpole-impala", overrides=overrides | {"agent.behaviour_features": "head"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "used"),
+    [
+        ({}, True),
+        ({"priority_exponent": 0.0}, False),
+        ({"priority_exponent": 0.0, "remover": "lowest"}, True),
+        ({"priority_exponent": 0.0, "remover": "soft"}, False),
+        ({"sampler": "uniform"}, False),
+        ({"sampler": "uniform", "remover": "prioritized"}, True),
+        ({"sampler": "max_heap"}, True),
+        ({"sampler": "elite"}, True),
+    ],
+)
+def test_priorities_are_used_where_a_choice_depends_on_them(fields, used):
+    assert TableConfig(**fields).uses_priorities == used

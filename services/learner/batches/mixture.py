@@ -17,6 +17,7 @@ class Mixture:
         shares: rows of a batch, by table.
         kept: those that still have an item when it has been learned from.
         has_queue: whether one of them is a queue.
+        rated: whether one of them chooses by priorities; else nobody need be told new ones.
         once: the queue through which every step passes, and so tells what was learned; None where an
             algorithm learns from a table again and again, or a full queue drops what comes.
     """
@@ -25,6 +26,7 @@ class Mixture:
         self.shares = config.replay.shares()
         tables = config.replay.sampled_tables()
         self.kept = {table.name for table in tables if table.max_times_sampled != 1}
+        self.rated = any(table.uses_priorities for table in tables)
         self.has_queue = any(table.is_queue for table in tables)
         # Items of other algorithms overlap, so their lengths do not add up to the steps that were made.
         once = (

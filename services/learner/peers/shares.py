@@ -125,10 +125,11 @@ class Shares:
 
     def _put(self, sample: SampleBatch, usable: Usable, update: Update | None) -> None:
         """Send what an update says of its items; called last, as the arrays of the batch go back with it."""
+        # Of unusable rows even a table that does not choose by priorities has to hear: 0 takes them out.
+        rated = self.mixture.rated or usable.rows is not None
+        told = update.priorities if update is not None and rated else None
         # The next batch may be unpacked into them at once.
-        self._prefetch.put_priorities(
-            sample, usable.priorities(None if update is None else update.priorities)
-        )
+        self._prefetch.put_priorities(sample, usable.priorities(told))
 
     def _next(self, timeout_s: float) -> tuple[SampleBatch, Usable] | None:
         sample = self._prefetch.get(timeout_s)

@@ -53,8 +53,10 @@ def context():
     context.destroy(linger=0)
 
 
-def test_the_next_update_begins_before_the_one_before_is_waited_for(context, tmp_path):
-    config = load_config("cartpole-apex", None, {"replay.batch_size": str(ROWS), "learner.prefetch": "2"}, {})
+@pytest.mark.parametrize("exponent", [0.6, 0.0])
+def test_the_next_update_begins_before_the_one_before_is_waited_for(context, tmp_path, exponent):
+    words = {"replay.batch_size": ROWS, "learner.prefetch": 2, "replay.priority_exponent": exponent}
+    config = load_config("cartpole-apex", None, {name: str(word) for name, word in words.items()}, {})
     agent = make_agent(config.agent, make_spec(config.env), seed=1)
     shard = Shard(
         context, tmp_path / "shard", f"ipc://{tmp_path}/shard.socket", capacity=1000, min_items=ROWS
@@ -96,7 +98,9 @@ def test_the_next_update_begins_before_the_one_before_is_waited_for(context, tmp
         prefetch.share({}, ahead=0, held=False)
         until(lambda: shares.learn(0.05, Wish) is None)
         assert waited == begun
-        until(lambda: shard.replay.counters.updated_priorities == ROWS * len(begun))
+        # What is drawn without regard to priorities is told none.
+        told = ROWS * len(begun) if exponent else 0
+        until(lambda: shard.replay.counters.updated_priorities == told)
     finally:
         prefetch.stop()
         actor.close()
