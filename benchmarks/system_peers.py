@@ -1,11 +1,12 @@
-"""Whole training beside other frameworks: CleanRL's PPO, Sample Factory's APPO and Troupe, alternating.
+"""Whole training beside other frameworks: CleanRL's PPO and SAC, Sample Factory's APPO, Troupe, alternating.
 
 `python -m benchmarks.system_peers DIR --install` gives each framework a virtual environment in DIR, once
 `python -m benchmarks.system_peers DIR --json [--seconds S] [--only ppo cleanrl]` measures
 
-All play Pong (84x84, stacks of four, four frames a step) and learn from it. CleanRL's network and passes are
-fixed, so `ppo_as_cleanrl` is Troupe with those; Sample Factory is told to do what `pong-appo` does. `ppo`,
-`appo` and `impala` are Troupe's presets. Nobody evaluates. A framework that is not there is left out.
+All play Pong (84x84, stacks of four, four frames a step) and learn from it, but for `sac` and `cleanrl_sac`,
+which learn HalfCheetah with an update for each step. CleanRL's network and passes are fixed, so
+`ppo_as_cleanrl` is Troupe with those; Sample Factory is told to do what `pong-appo` does. `ppo`, `appo`,
+`impala` and `sac` are Troupe's presets. Nobody evaluates. A framework that is not there is left out.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def cleanrl_steps(line: str, before: float) -> float | None:
     return before + CLEANRL_BATCH if re.match(r"SPS: \d+$", line) else None
 
 
+def cleanrl_sac_steps(line: str, before: float) -> float | None:
+    """Its SAC prints `SPS: 60` after each 100 steps of its one environment, once it learns."""
+    return before + 100 if re.match(r"SPS: \d+$", line) else None
+
+
 def sample_factory_steps(line: str, before: float) -> float | None:
     """Sample Factory tells `Fps is (...). Total num frames: 4096.`: frames it learned from, four a step."""
     found = re.search(r"Total num frames: (\d+)\.", line)
@@ -65,7 +71,14 @@ class Peer:
 
 
 PACKAGES = {
-    "cleanrl": ("gym==0.23.1", "envpool==0.8.4", "opencv-python-headless==4.10.0.84", "tyro", "tensorboard"),
+    "cleanrl": (
+        "gym==0.23.1",
+        "envpool==0.8.4",
+        "opencv-python-headless==4.10.0.84",
+        "mujoco==3.17.0",
+        "tyro",
+        "tensorboard",
+    ),
     "sample-factory": ("sample-factory==2.1.1",),
 }
 """Of each virtual environment, in addition to `SHARED`."""
@@ -81,6 +94,11 @@ PEERS = {
         "cleanrl",
         ("{venv}/source/cleanrl/ppo_atari_envpool.py", "--env-id", "Pong-v5", "--no-cuda"),
         cleanrl_steps,
+    ),
+    "cleanrl_sac": Peer(
+        "cleanrl",
+        ("{venv}/source/cleanrl/sac_continuous_action.py", "--env-id", "HalfCheetah-v4", "--no-cuda"),
+        cleanrl_sac_steps,
     ),
     # As configs/pong-appo.toml: its network, 32 slots, unrolls of 32, batches of 768 steps, two passes.
     "sample_factory": Peer(
@@ -107,13 +125,18 @@ TROUPE = {
     "ppo_as_cleanrl": ("--agent", "ppo", *AS_CLEANRL),
     "appo": ("--agent", "appo"),
     "impala": ("--agent", "impala"),
+    "sac": ("--preset", "halfcheetah-sac"),
 }
 
-TURNS = ("ppo", "cleanrl", "ppo_as_cleanrl", "cleanrl_envpool", "appo", "sample_factory", "impala")
+TURNS = (
+    *("ppo", "cleanrl", "ppo_as_cleanrl", "cleanrl_envpool", "appo", "sample_factory", "impala"),
+    *("sac", "cleanrl_sac"),
+)
 PAIRS = (
     ("ppo_as_cleanrl", "cleanrl"),
     ("ppo_as_cleanrl", "cleanrl_envpool"),
     ("appo", "sample_factory"),
+    ("sac", "cleanrl_sac"),
 )
 """Who does the same work."""
 
@@ -256,10 +279,10 @@ def troupe_rates(name: str, seconds: float) -> dict[str, float]:
     if process.returncode:
         raise LeftOutError("benchmarks.system failed")
     figures = json.loads(said.splitlines()[-1])
-    return {
-        f"{name}_steps_per_s": figures["train_steps_per_s"],
-        f"{name}_vs_raw_emulator": figures["vs_raw_emulator"],
-    }
+    found = {f"{name}_steps_per_s": figures["train_steps_per_s"]}
+    if "vs_raw_emulator" in figures:  # of Atari
+        found[f"{name}_vs_raw_emulator"] = figures["vs_raw_emulator"]
+    return found
 
 
 def ratios(figures: dict[str, float]) -> dict[str, float]:
