@@ -22,11 +22,13 @@ def test_stacks_hold_the_newest_frames_and_zeros_before_an_episode(stack, shape)
             np.testing.assert_array_equal(obs[t, b], expected)
 
 
-def test_interleaved_frames_are_channels_in_order():
-    frames = torch.randint(0, 256, (4, 2, 3, 5, 6), dtype=torch.uint8)
+@pytest.mark.parametrize("shape", [(2, 3), (3, 60), (0, 2), (2, 0), (100,)])
+def test_interleaved_frames_are_channels_in_order(shape):
+    """Also of more images than are made at a time."""
+    frames = torch.randint(0, 256, (4, *shape, 5, 6), dtype=torch.uint8)
     images = interleaved(frames.unbind(0))
-    np.testing.assert_array_equal(images, frames.movedim(0, 2))
-    assert images.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(images, frames.movedim(0, -3))
+    assert not images.numel() or images.flatten(0, -4).is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 6), (4, 3, 5, 6), (1, 5, 6)])

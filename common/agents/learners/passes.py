@@ -148,6 +148,13 @@ def _taken(part: Tensor, index: Tensor) -> Tensor:
     return part.movedim(2, -1).index_select(1, index).movedim(-1, 2)
 
 
+def _columns(part: Tensor, columns: slice) -> Tensor:
+    """`part[:, columns]`; images stay channels-last, also where they have to be copied to be one batch."""
+    if part.ndim < 5:
+        return part[:, columns]
+    return part.movedim(2, -1)[:, columns].contiguous().movedim(-1, 2)
+
+
 def means(measured: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """What `PassesLearner.learn` gave, as scalars for the log."""
     return {f"learner/{name}": torch.stack(each).mean() for name, each in measured.items()}
@@ -315,13 +322,22 @@ class PassesLearner(Learner):
         """What the network says of all observations, each `[T + 1, B, ...]`, in bounded memory."""
         # In parts: without gradients a pass over the whole batch would still hold the activations of its
         # largest layer.
-        rows = max(1, (self._config.minibatch_steps or 4096) // len(unrolls.obs))
+        steps, rows = unrolls.ended.shape
+        size = max(self._config.minibatch_steps or 4096, steps)
+        inputs: tuple[Tensor, ...]
+        inputs = unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0
+        if self._net.state_size:
+            size, memory = size // steps, unrolls.memory
+        else:
+            # Each stands for itself, so parts of all of them in a row need no copy.
+            inputs = tuple(each.flatten(0, 1)[None] for each in inputs)
+            memory = unrolls.memory.new_zeros(steps * rows, 0)
         parts = []
-        for first in range(0, unrolls.ended.shape[1], rows):
-            part = slice(first, first + rows)
-            inputs = (unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0)
-            parts.append(self.forward(*(each[:, part] for each in inputs), unrolls.memory[part], net=net))
-        return tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        for first in range(0, len(memory), size):
+            part = slice(first, first + size)
+            parts.append(self.forward(*(_columns(each, part) for each in inputs), memory[part], net=net))
+        said = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        return tuple(each.reshape(steps, rows, *each.shape[2:]) for each in said)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See `Learner`: what the agent holds, the generator of minibatches, a rate that follows KL."""
