@@ -230,8 +230,9 @@ class ActorConfig(Section):
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = tunable(
         "float32",
-        "Local inference: number format for the convolutions of the acting network; weights are float32. "
-        "auto: bfloat16 on processors that support it natively, if a trial at start-up finds it faster.",
+        "Local inference: number format for the convolutions of the acting network and the layer on top of "
+        "them; weights are float32. auto: bfloat16 on processors that support it natively, if a trial at "
+        "start-up finds it faster.",
     )
     groups: int = tunable(
         2,

@@ -10,7 +10,7 @@ from troupe.common.agents import formats, make_agent
 from troupe.common.agents.base import Inputs
 from troupe.common.config import load_config
 from troupe.common.envs import make_vector
-from troupe.common.nets.torsos import PIXEL_TORSOS, compute_in, make_torso
+from troupe.common.nets.torsos import PIXEL_TORSOS, Projected, compute_in, make_torso
 from troupe.services.actor.local_inference import Rollout
 
 SLOTS = 3
@@ -46,6 +46,21 @@ def test_every_torso_over_images_computes_in_bfloat16_and_back(kind):
     assert short.dtype == exact.dtype == torch.float32
     assert not torch.equal(short, exact)
     assert (short - exact).norm() < 0.05 * exact.norm()
+
+
+def test_so_does_the_layer_on_top_of_a_torso():
+    torch.manual_seed(1)
+    projected, images = Projected(make_torso("small", (4, 84, 84), ()), 32), torch.rand(2, 4, 84, 84)
+    formats, said = [], []
+    projected.project.register_forward_hook(lambda layer, inputs, output: formats.append(output.dtype))
+    with torch.inference_mode():
+        for dtype in FORMATS:
+            assert compute_in(projected, dtype)
+            said.append(projected(images))
+    assert formats == FORMATS
+    exact, short = said
+    assert short.dtype == torch.float32
+    assert 0 < (short - exact).norm() < 0.05 * exact.norm()
 
 
 def test_a_network_of_vectors_has_nothing_to_choose(caplog):
