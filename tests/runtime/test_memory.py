@@ -35,23 +35,28 @@ def test_large_arrays_are_not_faulted_in_again():
 
 
 LARGE_PAGES = """
-import re
 from pathlib import Path
 import torch
 from troupe.common.machine import keep_freed_memory
 
 keep_freed_memory()
 array = torch.ones(64 << 20, dtype=torch.uint8)
-print(re.search(r"AnonHugePages: +([0-9]+) kB", Path("/proc/self/smaps_rollup").read_text())[1])
+address, asked = array.data_ptr() + array.nbytes // 2, False
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    first, dash, last = line.split(" ")[0].partition("-")
+    if dash:
+        inside = int(first, 16) <= address < int(last, 16)
+    elif line.startswith("VmFlags:") and inside:
+        asked = "hg" in line.split()
+print(asked)
 """
 
 
-def test_large_arrays_are_in_large_pages():
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not setting.exists() or "[never]" in setting.read_text():
-        pytest.skip("this kernel gives no large pages")
+def test_large_arrays_ask_for_large_pages():
+    """Whether the kernel has any to give is another matter."""
+    if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
+        pytest.skip("this kernel has no large pages")
     done = subprocess.run(
         [sys.executable, "-c", LARGE_PAGES], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 32 << 10
+    assert done.stdout.strip() == "True", done.stderr
