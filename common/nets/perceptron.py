@@ -15,7 +15,11 @@ LEAST_ROWS = 64
 """Batches of fewer rows go layer by layer: actors' are small, and the steps around a product count there."""
 LEAST_WIDTH = 64
 """Products narrower than this in any dimension are left to MKL, which has less to prepare."""
-_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+_ONEDNN = (
+    torch.backends.mkldnn.is_available()
+    and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # torch's own compiler calls it, but promises nothing
+)
 """Whether oneDNN multiplies: torch's own library, MKL, uses half of AVX-512's width on an AMD processor."""
 
 
