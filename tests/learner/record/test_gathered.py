@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.harness import games, make_reporter
 from troupe.common.config import load_config
 from troupe.common.wire.control.messages import Game
+from troupe.common.wire.control.params import Published
 from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record.gathered import Gathered
 
@@ -115,11 +117,21 @@ def test_games_that_cannot_be_played_end_an_evaluation_with_their_reason(tmp_pat
 
 
 def test_few_games_choose_no_best_checkpoint(tmp_path):
-    reporter = make_reporter(tmp_path, total_steps=9, gathered=Gathered(config()))
-    reporter.collect(part(0, 3, 21.0, 21.0))
-    reporter.end_evaluation()
-    assert reporter.evaluated_version == 3
-    assert not reporter.evaluations
+    chosen = []
+
+    class Best:
+        def evaluated(self, played, mean_return):
+            chosen.append((played.version, mean_return))
+
+    reporter = make_reporter(tmp_path, total_steps=9, gathered=Gathered(config()), best=Best())
+    for version, parts in ((3, 1), (4, 3)):
+        for number in range(parts):
+            scores = (21.0, 21.0)[: 1 if number == 2 else 2]
+            params = Published(version, [], b"", 0, 0, 0.0)
+            reporter.collect(replace(part(number, version, *scores), played=params))
+        reporter.end_evaluation()
+        assert reporter.evaluated_version == version
+    assert chosen == [(4, 21.0)]
     reporter.close()
 
 
