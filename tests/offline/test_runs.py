@@ -52,7 +52,7 @@ def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_pat
         assert one.actions.tobytes() == two.actions.tobytes()
         assert one.rewards.astype("f4").tobytes() == two.rewards.astype("f4").tobytes()
 
-    fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 300)
+    fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 3000)
     output = start("train", "pendulum-iql", *fields, "--replay.min_items", 100, *SMALL).wait()
     assert "complete at" in output
     assert status(tmp_path / "online")["updates"] > 0

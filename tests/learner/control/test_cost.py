@@ -107,4 +107,5 @@ def test_a_message_costs_the_same_for_any_number_of_members(what):
         _, few, many = (instructions(functools.partial(WORK[what], run)) for run in runs)
     finally:
         context.destroy(linger=0)
-    assert abs(many - few) < 60, f"{few} instructions with {FEW} members, {many} with {MANY}"
+    # An instruction for each member would be 504 more; some depend on what is collected or due meanwhile.
+    assert abs(many - few) < 200, f"{few} instructions with {FEW} members, {many} with {MANY}"
