@@ -353,10 +353,10 @@ def compute_in(net: nn.Module, dtype: torch.dtype) -> bool:
 
     So does the layer that `Projected` puts on them: of a few images, it takes half as long as `nature` does.
     """
-    torsos = [module for module in net.modules() if isinstance(module, PictureTorso | Projected)]
-    for torso in torsos:
-        torso.short = dtype is torch.bfloat16
-    return bool(torsos)
+    parts = [module for module in net.modules() if isinstance(module, PictureTorso | Projected)]
+    for part in parts:
+        part.short = dtype is torch.bfloat16
+    return bool(parts)
 
 
 def _features(images: Tensor) -> Tensor:

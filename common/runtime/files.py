@@ -77,6 +77,18 @@ def check_regular(path: Path, at_most: int = 0) -> Path:
     return path
 
 
+def last_lines(log: Path, at_most: int = 1 << 16) -> list[str]:
+    """The lines in the last `at_most` bytes of a log that are not blank: it may have grown for days.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with check_regular(log).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - at_most))
+        lines = file.read(at_most).decode(errors="replace").splitlines()
+    return [line for line in lines if line.strip()]
+
+
 def fsync_path(path: Path) -> None:
     """Force a file's data, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

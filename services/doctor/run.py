@@ -13,7 +13,7 @@ from troupe.common.config import Config
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import version
 from troupe.common.runtime.checkpoint import check, newest_first
-from troupe.common.runtime.files import STATUS_FILE, check_regular, read_status, silent_after_s, write_trouble
+from troupe.common.runtime.files import STATUS_FILE, last_lines, read_status, silent_after_s, write_trouble
 from troupe.common.runtime.logging import peer_text
 from troupe.services.doctor.checks import Check
 from troupe.services.launcher import evidence
@@ -27,7 +27,6 @@ CLOCK_S = 1.0
 """Clocks may differ by so much: evaluations and curves are dated by the learner's alone."""
 CHECKPOINTS = 3
 """The newest ones, whose hashes are computed."""
-_LOG_BYTES = 1 << 16
 _ERROR = re.compile(r" (ERROR|CRITICAL) |^troupe: error: |^[A-Za-z]*Error: ")
 
 
@@ -95,13 +94,10 @@ def _logs(folder: Path) -> Iterator[Check]:
     """The last error of each log; that with which a service ended is wrong."""
     for file in sorted(folder.glob("*.log")) if folder.is_dir() else []:
         try:
-            with check_regular(file).open("rb") as log:
-                log.seek(max(0, file.stat().st_size - _LOG_BYTES))
-                lines = log.read(_LOG_BYTES).decode(errors="replace").splitlines()
+            lines = last_lines(file)
         except OSError as error:  # the members that come after it are worth more
             yield Check("run", file.name, f"cannot be read ({error.strerror})", "note")
             continue
-        lines = [line for line in lines if line.strip()]
         errors = [line for line in lines if _ERROR.search(line)]
         if errors:
             last = errors[-1] == lines[-1]

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import atomic_write, make_directory
+from troupe.common.runtime.files import atomic_write, last_lines, make_directory
 from troupe.services.experiments.plan import Planned, values_file
 from troupe.services.experiments.runs import Run, is_run, read_run
 from troupe.services.launcher import guard
@@ -165,9 +165,6 @@ class Job:
 
     def _last_lines(self) -> Sequence[str]:
         try:
-            with (self.folder / LOGS / f"{self.name}.log").open("rb") as file:
-                # A log may have grown for days; the reason for the end is in its last lines.
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return file.read().decode("utf-8", "replace").splitlines()
+            return last_lines(self.folder / LOGS / f"{self.name}.log", _TAIL_BYTES)
         except OSError:
             return []

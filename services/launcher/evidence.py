@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from troupe.common.config import Config, read_config
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import check_regular, read_status, run_config
+from troupe.common.runtime.files import last_lines, read_status, run_config
 from troupe.common.runtime.logging import peer_text
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 from troupe.services.launcher.curves import Points
@@ -26,7 +26,6 @@ from troupe.services.launcher.view import RunView
 USED = ("learner/", "replay/", "train/episode_", "speed/updates_per_s")
 """What the names of the metrics that count begin with."""
 LOG = "logs/learner.log"
-_LOG_BYTES = 1 << 16
 RECENT, LEAST_RECENT = 1 / 6, 3
 """Share of a metric's rows, the last ones, whose median counts, and the fewest of them."""
 MOST = 1e100
@@ -174,7 +173,7 @@ def of_run(folder: Path, config: Config | None = None) -> Evidence:
     status = read_status(folder)
     error = _learner_error(folder / LOG, status)
     if not error and not any(name.startswith("learner/") for name in values):
-        raise ConfigError(f"{folder} has recorded nothing of its learning yet: see logs/learner.log")
+        raise ConfigError(f"{folder} has recorded nothing of its learning yet: see {LOG}")
     metrics = {name: _typical(name, by_source) for name, by_source in values.items()}
     peaks = {name: max(map(max, by_source.values())) for name, by_source in values.items()}
     return Evidence(config, metrics, returns, peaks, status.get("environments"), error)
@@ -183,12 +182,9 @@ def of_run(folder: Path, config: Config | None = None) -> Evidence:
 def _learner_error(log: Path, status: Mapping[str, Any]) -> str:
     """The error that ended the learner, unless there has been an update since."""
     try:
-        with check_regular(log).open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-            text = file.read(_LOG_BYTES).decode(errors="replace")
+        lines = last_lines(log)
     except OSError:
         return ""
-    lines = [line for line in text.splitlines() if line.strip()]
     errors = [line.partition(OWN_ERROR)[2].strip() for line in lines if line.startswith(OWN_ERROR)]
     is_dead = bool(lines) and lines[-1].startswith(OWN_ERROR)
     is_stuck = status.get("restarts", 0) > 0 and not status.get("updates_since_start")

@@ -126,10 +126,9 @@ def plain_line(view: RunView) -> str:
     parts.append(f"elapsed {duration(view.elapsed_s)}")
     if view.eta_s is not None:
         parts.append(f"ETA {duration(view.eta_s)}")
-    if (
-        what := verdict(view)[0]
-    ) != TOO_EARLY:  # on the panel it passes; in a log it would stand in each line
-        parts.append(what)
+    limit = verdict(view)[0]
+    if limit != TOO_EARLY:  # on the panel it passes; in a log it would stand in each line
+        parts.append(limit)
     if view.trouble:
         parts.append(f"environments: {view.trouble}")
     return " | ".join(parts)
