@@ -57,11 +57,11 @@ cases = pytest.mark.parametrize(
 TINY = {"apex": {}, "sac": {}, "r2d2": {"lstm_units": 8, "sequence_steps": 6, "sequence_period_steps": 3}}
 
 
-def agents_of(name, fields, env, count=3):
+def agents_of(name, fields, env, count=3, device="cpu"):
     fields = {"hidden_units": 16} | TINY.get(name, {"unroll_steps": 8}) | fields
     fields |= {"torso": "small"} if env is PIXELS else {}
     spec = agent_of(name, env=env).spec
-    return [make_agent(config_of(name, **fields), spec, seed=1) for _ in range(count)]
+    return [make_agent(config_of(name, **fields), spec, seed=1, device=device) for _ in range(count)]
 
 
 @functools.cache
