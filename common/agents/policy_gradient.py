@@ -8,7 +8,6 @@ et al. 2020) or a decoupled objective (Hilton et al. 2022): `agent.policy_loss`,
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +28,7 @@ from troupe.common.agents.learners.passes import (
     means,
     styled_body,
 )
+from troupe.common.agents.learners.target import frozen_copy
 from troupe.common.agents.network import NetworkAgent, Step, suited
 from troupe.common.agents.policies import drawn, policy_distribution, policy_options
 from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
@@ -202,7 +202,7 @@ class _Adjusted(nn.Module):
         )
         # As `Multiplier`: on a logarithmic scale, with a speed of its own beside the network's learning rate.
         self.log_temperature = nn.Parameter(torch.tensor(config.vmpo_temperature).log() / self._speed)
-        self.target = copy.deepcopy(net).requires_grad_(False) if config.target_period_updates else None
+        self.target = frozen_copy(net) if config.target_period_updates else None
 
     @property
     def temperature(self) -> Tensor:

@@ -52,6 +52,11 @@ def main_parser() -> Parser:
         help="fetch parameters once for all actors of this host that share DIR (default: this user's, in "
         "the temporary directory), through one of them",
     )
+    parser.add_argument(
+        "--preload",
+        action="store_true",
+        help="load torch while the learner starts, for a run with inference.mode local",
+    )
     add_module_argument(parser)
     add_key_arguments(parser)
     add_service_arguments(parser)
@@ -71,6 +76,9 @@ def _run(arguments: argparse.Namespace) -> None:
         import zmq
 
         from troupe.services.actor.service import ActorService
+
+        if arguments.preload:
+            import troupe.services.actor.local_inference  # noqa: F401 - not after the learner's answer
     # Only here: inside the service a missing module is a defect, or the environment's own affair.
     except ImportError as error:
         raise ConfigError(f"the actor needs the package {error.name}: {install_command('actor')}") from error

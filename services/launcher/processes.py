@@ -80,6 +80,8 @@ def child_specs(
     }
     for index in range(config.actor.processes):
         words = ["--learner", control, "--name", f"actor-{index}", *_JOINING]
+        if config.inference.mode == "local":
+            words.append("--preload")
         threads = config.torch_threads("actor", usable_cores())
         specs.append(builder.service(f"actor-{index}", words, threads=threads, **plays))
     if config.evaluator.enabled:

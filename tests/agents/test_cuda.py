@@ -94,7 +94,10 @@ def test_batches_that_were_copied_ahead_are_learned_from(name):
     (other,) = agents_of(name, {}, PIXELS, count=1, device=DEVICE)
     graphed, (whole, *_), rng = GraphedUpdates(other), batches(plain, PIXELS), np.random.default_rng(0)
     fields = [
-        {key: rng.permuted(array, axis=0) if array.ndim == 2 else array for key, array in whole.fields.items()}
+        {
+            key: rng.permuted(array, axis=0) if array.ndim == 2 else array
+            for key, array in whole.fields.items()
+        }
         for _ in range(12)
     ]
     ahead, pending = Sampled(fields[0], staging), None

@@ -99,6 +99,11 @@ def test_who_waits_for_the_other_gets_every_core(tmp_path, monkeypatch):
     assert threads == {"0": every, "1": every, "none": ["1", "1", "1", "1"]}
 
 
+def test_actors_that_run_the_network_load_torch_while_the_learner_does(tmp_path):
+    assert "--preload" in specs(tmp_path)["actor-0"].command(0)
+    assert "--preload" not in specs(tmp_path, inference__mode="central")["actor-0"].command(0)
+
+
 def test_every_service_has_a_status_port_of_its_own(tmp_path):
     found = specs(tmp_path, net__metrics_port="9100")
     ports = {name: spec.command(3)[-1] for name, spec in found.items() if "--metrics-port" in spec.command(0)}

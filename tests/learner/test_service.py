@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from tests.harness import Context, Untyped, games, until
 from tests.learner.runs import evaluated, make_config, report, run_learner
@@ -318,6 +319,7 @@ def test_resuming_needs_a_matching_checkpoint(tmp_path):
         Learner(make_config(tmp_path, **{"agent.gamma": "0.5"}), tmp_path, resume=True, stop=StopSignal())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_cuda_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="use cpu"):
         Learner(

@@ -15,6 +15,15 @@ from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
 Network = TypeVar("Network", bound=nn.Module)
 
 
+def frozen_copy(net: Network) -> Network:
+    """A copy that shares nothing with `net`, and gets no gradients."""
+    copied = copy.deepcopy(net).requires_grad_(False)
+    for module in copied.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # else cuDNN copies its weights into one piece at every call
+    return copied
+
+
 class TargetLearner(Learner, Generic[Network]):
     """A learner with a target network, and possibly with a generator of what is drawn in an update.
 
@@ -48,7 +57,7 @@ class TargetLearner(Learner, Generic[Network]):
         seed: int = 0,
     ) -> None:
         super().__init__(net, optimizer, max_grad_norm)
-        self.target = copy.deepcopy(net).requires_grad_(False)
+        self.target = frozen_copy(net)
         self._target_parameters: list[Tensor] = list(self.target.parameters())
         self.generator = torch.Generator().manual_seed(seed)
         self._period = period_updates
