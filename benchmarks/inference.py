@@ -2,7 +2,8 @@
 
 `python -m benchmarks.inference --json [--seconds S]`. Actors send Pong's frames and step in no time, so that
 what is measured is requests, batches, the network and the assembly of chunks: an upper bound of steps/s, and
-the wait of an actor when nothing else limits. All actors are one process; the service is another.
+the wait of an actor when nothing else limits. The service is a process, and so are the actors of every four
+cores together.
 `batching_efficiency_N` is the mean number of slots in a forward pass against those of all N actors. Figures
 per CPU-second are of the process with the network alone, and hold on a machine that is busy otherwise, too.
 """
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,6 +33,7 @@ from troupe.common.data.schema import Chunk
 from troupe.common.envs import EnvSpec, Step, VectorEnv, make_spec
 from troupe.common.envs.base import Seed
 from troupe.common.envs.transfer import pack_start, pack_step
+from troupe.common.machine import usable_cores
 from troupe.services.actor.inference_client import InferenceClient
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.learner.inference.service import CentralInference
@@ -115,7 +118,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
     return load_config(overrides=overrides)
 
 
-def simulate(endpoint: str, actors: int, slots: int, seconds: float) -> dict[str, Any]:
+def simulate(endpoint: str, actors: range, slots: int, seconds: float) -> dict[str, Any]:
     """The actors' side: steps, requests and latencies of `actors` for `seconds`, in one process."""
     spec = make_spec(load_config(overrides={"env.id": "atari:pong"}).env)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -123,7 +126,7 @@ def simulate(endpoint: str, actors: int, slots: int, seconds: float) -> dict[str
     env = Still(spec, rows, seed=1)  # every group looks at the same pictures
     poller = zmq.Poller()
     clients: dict[Any, InferenceClient] = {}
-    for actor in range(actors):
+    for actor in actors:
         client = InferenceClient(context, endpoint, name=f"actor-{actor}", incarnation=actor + 1)
         clients[client.socket] = client
         poller.register(client.socket, zmq.POLLIN)
@@ -141,7 +144,7 @@ def simulate(endpoint: str, actors: int, slots: int, seconds: float) -> dict[str
                 requests += 1
                 waits.append(answer.waited_s)
         now_s = time.monotonic()
-        if not began_s and requests >= GROUPS * actors:
+        if not began_s and requests >= GROUPS * len(actors):
             began_s, end_s = now_s + WARM_UP_S, now_s + WARM_UP_S + seconds
         if now_s < began_s:
             requests = 0
@@ -151,17 +154,11 @@ def simulate(endpoint: str, actors: int, slots: int, seconds: float) -> dict[str
     context.destroy(linger=0)
     if not waits:
         raise SystemExit("the service answered nobody")
-    p50, p99 = np.percentile(waits, [50, 99]) * 1e3
-    return {
-        "steps_per_s": requests * rows / seconds,
-        "requests_per_s": requests / seconds,
-        "latency_p50_ms": p50,
-        "latency_p99_ms": p99,
-    }
+    return {"requests": requests, "waits_s": waits}
 
 
 def central(config: Config, actors: int, seconds: float) -> dict[str, float]:
-    """The service in this process, `actors` in another."""
+    """The service in this process, `actors` in others."""
     spec, slots = make_spec(config.env), config.actor.slots
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     agent = make_agent(config.agent, spec, device=config.learner.device)
@@ -182,20 +179,33 @@ def central(config: Config, actors: int, seconds: float) -> dict[str, float]:
         service.offer(1, agent.params())
         service.metrics()
         rows, cpu_s = service.rows_total, time.process_time()
-        command = [sys.executable, "-m", "benchmarks.inference", "--simulate", str(actors)]
-        command += ["--endpoint", service.endpoint, "--slots", str(slots), "--seconds", str(seconds)]
+        command = [sys.executable, "-m", "benchmarks.inference", "--endpoint", service.endpoint]
+        command += ["--slots", str(slots), "--seconds", str(seconds), "--simulate"]
+        several = min(actors, max(1, usable_cores() // 4))
+        bounds = [actors * each // several for each in range(several + 1)]
+        processes = [
+            subprocess.Popen([*command, str(first), str(end)], stdout=subprocess.PIPE, text=True)
+            for first, end in pairwise(bounds)
+        ]
         try:
             limit_s = START_TIMEOUT_S + WARM_UP_S + seconds + 60
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
+            told = [json.loads(process.communicate(timeout=limit_s)[0]) for process in processes]
             service.check()
             cpu_s, rows = time.process_time() - cpu_s, service.rows_total - rows
             measured = service.metrics()
         finally:
+            for process in processes:
+                process.kill()
             service.stop()
             context.destroy(linger=0)
     batch = measured["inference/batch_slots"]
+    requests = sum(each["requests"] for each in told)
+    p50, p99 = np.percentile([wait for each in told for wait in each["waits_s"]], [50, 99]) * 1e3
     return {
-        **json.loads(done.stdout),
+        "steps_per_s": requests * (slots // GROUPS) / seconds,
+        "requests_per_s": requests / seconds,
+        "latency_p50_ms": p50,
+        "latency_p99_ms": p99,
         "steps_per_cpu_s": rows / cpu_s,
         "batch_slots": batch,
         "batching_efficiency": batch / (actors * slots),
@@ -222,14 +232,13 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=32, help="slots of an actor, in two groups")
     parser.add_argument("--min-batch", type=int, default=1, help="inference.min_batch")
     parser.add_argument("--timeout-ms", type=float, default=5.0, help="inference.timeout_ms")
-    parser.add_argument("--simulate", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--simulate", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.simulate:
-        print(
-            json.dumps(simulate(arguments.endpoint, arguments.simulate, arguments.slots, arguments.seconds))
-        )
+        actors = range(*arguments.simulate)
+        print(json.dumps(simulate(arguments.endpoint, actors, arguments.slots, arguments.seconds)))
         return
     config = config_of(arguments)
     figures: dict[str, float | int | str] = {}
