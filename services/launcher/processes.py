@@ -14,7 +14,7 @@ from troupe.common.config import Config
 from troupe.common.envs import calls
 from troupe.common.machine import usable_cores
 from troupe.common.permits import VARIABLE, modules_of
-from troupe.common.runtime.files import read_status
+from troupe.common.runtime.checkpoint import newest_meta
 from troupe.services.launcher.supervisor import ChildSpec
 from troupe.services.launcher.workspace import BoardPort, TensorBoardPort, has_checkpoint, named_events
 
@@ -59,7 +59,8 @@ def child_specs(
         learner_words,
         threads=config.torch_threads("learner", usable_cores()),
         orphan_signal=signal.SIGTERM,
-        progress=lambda: read_status(run_dir).get("updates"),
+        # Not the updates made: what came after the newest checkpoint is lost with the learner.
+        progress=lambda: newest_meta(run_dir / "checkpoints").get("updates"),
     )
     specs = [learner]
     for index in range(1, config.learner.processes):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 QUICK_DEATH_S = 30.0  # a child that lived longer than this died for a reason of its own, not of its start
 MAX_QUICK_DEATHS = 5
 MAX_SAME_DEATHS = 3
-"""Deaths of one error without any progress in between."""
+"""Deaths of one error without progress in between, at whatever intervals: such work never ends."""
 MAX_BACKOFF_S = 15.0
 _STACKS_S = 0.5
 """How long a child that hangs is given to write its stacks, which it does in C."""
@@ -36,6 +37,8 @@ _WITHOUT_A_WORD: dict[int, str] = {
     signal.SIGKILL: "killed from outside, perhaps for want of memory",
     signal.SIGTERM: "told to stop from outside",
 }
+_PLACED = re.compile(r"(\w+): .*( \([^()]+:\d+\))")
+"""How an error of a user's own code is told: see `raised_where`."""
 _EXCEPTION = re.compile(r"[\w.]*(Error|ERROR|Exception|Interrupt|Fault|Fatal)\b")
 _TAIL_BYTES = 8192
 OWN_ERROR = "troupe: error:"
@@ -58,8 +61,8 @@ class ChildSpec:
         signs_path: where it sends signs of life (NOTIFY_SOCKET); None for one that sends none.
         hang_s: seconds without a sign after which it is killed, to be started again; 0: never.
         last_words: says of a pid and its exit code why it ended, where it could not say so itself; or "".
-        progress: how far its work has come; a child that dies of the same error at the same place, again and
-            again, is given up. None: not known.
+        progress: what its work has come to that a restart keeps; a child that dies of the same error again
+            and again without getting further is given up. None: not known.
     """
 
     name: str
@@ -88,8 +91,8 @@ class Child:
         self.failure: TroupeError | None = None
         """What its last death by an error of its own would be told as; none by a signal."""
         self._backoff_s = backoff_s
-        self._quick_deaths = self._same_deaths = 0
-        self._died_of: tuple[str, object] | None = None
+        self._quick_deaths = 0
+        self._died_of: deque[tuple[object, object]] = deque(maxlen=MAX_SAME_DEATHS)
         self._process: subprocess.Popen[bytes] | None = None
         self._swept = False
         self._started_at = 0.0
@@ -194,15 +197,18 @@ class Child:
         if inherited := self._last_words(code):
             # Not our exit code: an environment that calls os._exit(3) has not missed a peer.
             code, why = TroupeError.exit_code, inherited
-        self._same_deaths = self._same_deaths + 1 if self._dies_again(code, why) else 1
         self.deaths, self.last_death = self.deaths + 1, f"{describe_exit(code)}: {why}"
-        if code > 0:
+        if code > 0:  # a signal may come at any time, and says nothing of the work
             self.failure = _error_for(code, f"{self.name} {how}: {why} (log: {self.spec.log_path})")
-        is_hopeless = self._quick_deaths >= MAX_QUICK_DEATHS or self._same_deaths >= MAX_SAME_DEATHS
-        if code in FINAL_EXIT_CODES or is_hopeless:
+            if self.spec.progress is not None:
+                self._died_of.append((_same(why), self.spec.progress()))
+        dies_so_again = len(self._died_of) == MAX_SAME_DEATHS and len(set(self._died_of)) == 1
+        if code in FINAL_EXIT_CODES or dies_so_again or self._quick_deaths >= MAX_QUICK_DEATHS:
             self.state = "failed"
-            if code not in FINAL_EXIT_CODES:
-                how += f" {max(self._quick_deaths, self._same_deaths)} times in a row"
+            if dies_so_again:
+                how += f" {MAX_SAME_DEATHS} times without progress"
+            elif code not in FINAL_EXIT_CODES:
+                how += f" {self._quick_deaths} times in a row"
             message = f"{self.name} {how}: {why} (log: {self.spec.log_path})"
             if self.spec.essential:
                 raise _error_for(code, message)
@@ -212,13 +218,6 @@ class Child:
         self._restart_at = time.monotonic() + pause
         self.state = "waiting"
         _log.warning("%s %s: %s; restarting in %.0f s", self.name, how, why, pause)
-
-    def _dies_again(self, code: int, why: str) -> bool:
-        """Whether it has died of this error before, and its work is where it was then."""
-        if self.spec.progress is None or code <= 0:  # a signal may come at any time
-            return False
-        before, self._died_of = self._died_of, (why, self.spec.progress())
-        return self._died_of == before
 
     def _last_words(self, code: int) -> str:
         """Why it ended, of a child that could not say so itself."""
@@ -336,6 +335,12 @@ def best_error_line(lines: Sequence[str], otherwise: str) -> str:
         if _EXCEPTION.match(line) or " ERROR " in line:
             return line
     return otherwise
+
+
+def _same(error: str) -> object:
+    """What two errors have in common that are the same: type and line, where it is told; else every word."""
+    found = _PLACED.fullmatch(error)
+    return found.groups() if found else error
 
 
 def _error_for(code: int, message: str) -> TroupeError:

@@ -56,8 +56,9 @@ def test_one_of_everything(tmp_path):
     assert learner[1:4] == ["-P", "-m", "troupe.services.learner"]
     assert f"ipc://{tmp_path}/sockets/control" in learner
     assert "--resume" not in learner
-    (tmp_path / "status.json").write_text('{"updates": 7}')
-    assert found["learner"].progress() == 7  # without any it is given up sooner
+    save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 40, "updates": 7})
+    (tmp_path / "status.json").write_text('{"updates": 9}')  # a restart loses two of them
+    assert found["learner"].progress() == 7
     words = found["tensorboard"].command(0)
     assert "--reload_multifile=true" in words
     (shown,) = Path(words[words.index("--logdir") + 1]).iterdir()

@@ -108,21 +108,32 @@ def test_long_life_forgives_earlier_deaths(make, monkeypatch):
     poll_until(child, lambda: child.restarts > supervisor.MAX_QUICK_DEATHS + 2)
 
 
-def test_the_same_error_again_and_again_without_progress_is_the_end(make, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("raise KeyError('rewards')", "KeyError: 'rewards'"),
+        # The same line of a user's code, which strikes at another value, so after other updates.
+        ("import sys; sys.exit(f'troupe: error: E: no {sys.argv[1]} (my.py:41)')", "E: no 2 (my.py:41)"),
+        # A death from outside in between is no progress.
+        ("import os, sys; sys.argv[1] == '1' and os.kill(os.getpid(), 9); raise KeyError(1)", "KeyError: 1"),
+    ],
+)
+def test_the_same_error_again_and_again_without_progress_is_the_end(make, monkeypatch, code, error):
     monkeypatch.setattr(supervisor, "QUICK_DEATH_S", 0.0)  # each lives for long before it dies
-    child = make("raise KeyError('rewards')", "learner", progress=lambda: 7)
+    child = make(code, "learner", progress=lambda: 7)
     child.start()
-    with pytest.raises(
-        TroupeError, match=r"died \(exit code 1\) 3 times in a row: KeyError: 'rewards' \(log"
-    ):
+    says = re.escape(f"died (exit code 1) 3 times without progress: {error} (log")
+    with pytest.raises(TroupeError, match=says):
         poll_until(child, lambda: False)
-    assert (child.restarts, child.deaths, child.last_death) == (2, 3, "exit code 1: KeyError: 'rewards'")
+    assert child.deaths == (4 if "kill" in code else 3)
+    assert child.last_death == f"exit code 1: {error}"
 
 
 @pytest.mark.parametrize(
     ("code", "progress"),
     [
-        ("raise KeyError('rewards')", itertools.count().__next__),  # updates in between
+        ("raise KeyError('rewards')", itertools.count().__next__),  # checkpoints in between
+        ("import sys; sys.exit(f'troupe: error: KeyError: 1 (my.py:{sys.argv[1]})')", lambda: 7),
         ("import os; raise KeyError(os.getpid())", lambda: 7),  # another error each time
         ("import os; os.kill(os.getpid(), 9)", lambda: 7),  # from outside, for all that is known
     ],
