@@ -33,6 +33,9 @@ class Result:
     """Means of what the environment says of its episodes, such as `is_success`."""
     levels: int = 0
     """Tasks that the environment has; 0 where it is but one. Not all of them need have been played."""
+    failures: int = 0
+    """Further games that the environment did not finish; others were played in their place."""
+    first_failure: str = ""
 
     @property
     def mean_return(self) -> float:

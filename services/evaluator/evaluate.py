@@ -154,7 +154,7 @@ def _played(
             print(f"  episode {counted}: return {game.return_raw:g}, {game.steps} steps", flush=True)
 
     try:
-        return evaluate(
+        report = evaluate(
             checkpoint,
             config,
             agent,
@@ -172,6 +172,10 @@ def _played(
         of = f"{len(played)} of {options.episodes} episodes"
         print(f"{checkpoint.path.name}: stopped after {of}: no result", file=sys.stderr)
         raise
+    if not options.json and (failed := report["failed_episodes"]):
+        more = "episode" if failed == 1 else "episodes"
+        print(f"  {failed} more {more} failed and do not count; the first: {report['first_failure']}")
+    return report
 
 
 def _epsilon(config: Config, agent: Agent, options: argparse.Namespace) -> float:

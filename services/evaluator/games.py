@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -96,6 +97,7 @@ def play(
         inputs = Inputs.start(first, agent.memory_size, vector.spec.actions)  # of the busy slots only
         acting = list(range(slots))
         failed = np.zeros(slots, np.int64)  # in a row
+        failures, first_failure = 0, ""  # of the games that count
         actions = vector.spec.actions.zeros(slots)
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
             if should_stop():
@@ -126,10 +128,13 @@ def play(
                     on_game(game)
             if step.discarded:
                 failed[step.discarded] += 1
+                failures += len(set(step.discarded).intersection(busy))
+                first_failure = first_failure or (str(vector.failures[-1]) if failures else "")
                 _check_hope(vector, failed[busy], has_games=any(games))
     finally:
         vector.close()
-    return _result(games, levels=len(vector.spec.tasks))
+    result = _result(games, levels=len(vector.spec.tasks))
+    return replace(result, failures=failures, first_failure=first_failure)
 
 
 def _check_hope(vector: VectorEnv, failed: np.ndarray, *, has_games: bool) -> None:

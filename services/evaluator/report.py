@@ -38,6 +38,8 @@ def summary(
         "returns": result.returns,
         "mean_length": result.mean_steps,
         "episodes": len(result.returns),
+        "failed_episodes": result.failures,
+        **({"first_failure": result.first_failure} if result.failures else {}),
         "env": config.env.id,
         "env_fields": env_fields(config, checkpoint),
         "steps": int(checkpoint.meta.get("steps", 0)),

@@ -75,6 +75,23 @@ def test_an_environment_whose_episodes_all_fail_ends_it_with_the_line_that_fails
     assert "RuntimeError: the physics exploded (broken.py:" in said
 
 
+def test_episodes_that_fail_among_others_are_counted_with_the_first_reason(tmp_path, capsys):
+    def broken(record):
+        return f"{{how = 'raise raise fine', at = 3, record = '{tmp_path / record}'}}"
+
+    checkpoints(tmp_path, {"env.id": "tests.envs.broken:Broken-v0", "env.kwargs": broken("first")})
+    words = [str(tmp_path), "--modules", "tests", "--episodes", "4", "--slots", "4"]
+    report = json_of(capsys, *words)
+    assert (report["returns"], report["failed_episodes"]) == ([20.0] * 4, 2)
+    assert "RuntimeError: the physics exploded (broken.py:" in report["first_failure"]
+    # The file tells the environment that it has failed: from here on it plays well.
+    assert json_of(capsys, *words)["failed_episodes"] == 0
+    assert evaluate.main([*words, "--env.kwargs", broken("second")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "failed" in line]
+    assert line.startswith("  2 more episodes failed and do not count; the first: tests.envs.broken:Broken-")
+    assert "the physics exploded (broken.py:" in line
+
+
 def test_from_python_the_class_of_an_environment_stands_for_the_permission(tmp_path):
     checkpoints(tmp_path, {"env.id": "tests.envs.broken:Broken-v0"})
     with pytest.raises(
