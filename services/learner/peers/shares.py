@@ -125,9 +125,7 @@ class Shares:
 
     def _put(self, sample: SampleBatch, usable: Usable, update: Update | None) -> None:
         """Send what an update says of its items; called last, as the arrays of the batch go back with it."""
-        # Of unusable rows even a table that does not choose by priorities has to hear: 0 takes them out.
-        rated = self.mixture.rated or usable.rows is not None
-        told = update.priorities if update is not None and rated else None
+        told = update.priorities if update is not None and self.mixture.rated else None
         # The next batch may be unpacked into them at once.
         self._prefetch.put_priorities(sample, usable.priorities(told))
 
@@ -136,13 +134,17 @@ class Shares:
         if sample is None:
             return None
         usable = self.usable.of(sample)
-        # Before anything is computed: one NaN would spread through the gradient into every weight.
-        if usable.rows is not None and not usable.rows.any():
-            self._prefetch.put_priorities(sample, np.zeros(len(usable.rows)))
-            self._prefetch.permit()
-            return None
         if usable.rows is None:
             usable = replace(usable, placed=self._prefetch.placed(sample))
+        else:
+            # Zero takes them out, also where the algorithm gives no priorities, or no choice depends on them.
+            bad = np.flatnonzero(~usable.rows)
+            self._prefetch.put_priorities(sample.part(bad, {}), np.zeros(len(bad)))
+            # Before anything is computed: one NaN would spread through the gradient into every weight.
+            if len(bad) == len(usable.rows):
+                self._prefetch.put_priorities(sample, None)
+                self._prefetch.permit()
+                return None
         if sample.candidates:
             whole, (sample, usable, near) = sample, self.chooser.choose(sample, usable)
             self._prefetch.put_choice(whole, sample, near)

@@ -78,10 +78,11 @@ def sent(outbox):
     until(lambda: not outbox.waiting, step=lambda: outbox.pump(50), why=lambda: outbox.reason)
 
 
-def unroll(agent, number):
-    """An unroll whose rewards are its number."""
+def unroll(agent, number, **values):
+    """An unroll whose rewards are its number, with `values` instead of zeros."""
     fields = {spec.name: np.zeros((spec.entries(STEPS), *spec.shape), spec.dtype) for spec in agent.fields}
-    fields["reward"][:] = number
+    for name, value in {"reward": number, **values}.items():
+        fields[name][:] = value
     return Chunk(fields, STEPS, np.zeros(1, int), np.full(1, STEPS), np.ones(1), version=number)
 
 

@@ -19,6 +19,7 @@ from tests.learner.batches.mixed import (
 )
 from troupe.common.config import load_config
 from troupe.services.learner.batches.mixture import Mixture
+from troupe.services.replay.storage.records import PRIORITY
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -43,6 +44,34 @@ def test_every_unroll_is_fresh_once_and_then_replayed(tmp_path, context, shards)
     with (tmp_path / "metrics.csv").open() as file:
         names = {row["name"] for row in csv.DictReader(file)}
     assert {"replay/sampled_staleness_again", "replay/sampled_staleness_fresh"} <= names
+
+
+def test_what_cannot_be_learned_from_is_drawn_no_more_though_no_priorities_are_given(tmp_path, context):
+    again = AGAIN.replace('"uniform"', '"prioritized", priority_exponent = 0.0').replace("= 40", "= 400")
+    tables = {"replay.tables": f"[{again}, {FRESH}]", "replay.durable": "none"}
+    config = make_config(tmp_path, **tables, **{"run.total_steps": "1_000_000"})
+    assert not Mixture(config).rated, "new priorities are not sent"
+    bad = [1, 4, 6]
+    with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (_, outbox):
+        agent = learning.service.agent
+        for number in range(9):
+            outbox.put([unroll(agent, number, action=77 if number in bad else 0)])
+            sent(outbox)
+        file, number = tmp_path / "shard-0" / "again.priorities", 9
+
+        def priorities():
+            return np.array(np.memmap(file, PRIORITY, "r")["value"][:9])
+
+        def play():
+            nonlocal number
+            outbox.put([unroll(agent, number)])
+            sent(outbox)
+            number += 1
+
+        until(lambda: learning.error or not priorities()[bad].any(), step=play)
+        assert learning.error is None
+        assert priorities().tolist() == [0.0 if number in bad else 1.0 for number in range(9)]
+    assert not {reward for numbers, _ in seen for reward in numbers} & set(bad)
 
 
 def test_a_resumed_run_finds_both_tables_as_they_were(tmp_path, context):
