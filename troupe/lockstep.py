@@ -28,8 +28,9 @@ from troupe.common.runtime.checkpoint import newest_first, steps_of
 from troupe.common.runtime.files import lock_file, make_directory
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.joined import JoinedVector
-from troupe.serial import ACTOR, SerialTraining
+from troupe.serial import SerialTraining
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.offline.filling import SERIAL
 from troupe.services.replay.storage.snapshot import Snapshot, restore_snapshot
 
 ROWS_PER_SPAN = 10
@@ -144,7 +145,7 @@ class LockstepTraining(SerialTraining):
         self.begin_acting(acting)
         self.replay.counters.inserted_items = inserted_items
         # What this process says to have made goes on from what the former one has said.
-        self.rollout.timing.steps = counters.budget.made(ACTOR)
+        self.rollout.timing.steps = counters.budget.made(SERIAL)
 
     def next_span(self) -> None:
         """End a span: save, evaluate, and begin another one with what was saved."""

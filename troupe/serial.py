@@ -51,8 +51,6 @@ from troupe.services.offline.filling import SERIAL, SERIAL_FOLDER
 from troupe.services.replay.storage.replay import Replay
 
 METRICS_PERIOD_UPDATES = 20
-ACTOR = SERIAL
-"""The one process that makes steps, by its number."""
 
 
 class SerialTraining:
@@ -140,7 +138,7 @@ class SerialTraining:
         for chunk in self.rollout.step(self.counters.version):
             self.insert(chunk)
         self.tell_failures()
-        self.counters.budget.report(ACTOR, self.rollout.timing.steps, self.env.num_slots)
+        self.counters.budget.report(SERIAL, self.rollout.timing.steps, self.env.num_slots)
         while not self.stop and (batch := self.sample()) is not None:
             self.learn(batch)
 
@@ -156,7 +154,7 @@ class SerialTraining:
         first, *others = self.mixture.shares
         chunk.more = dict.fromkeys(others, chunk.items)
         self.inserts += 1
-        message = encode_insert(chunk, self.fields, first, incarnation=ACTOR)
+        message = encode_insert(chunk, self.fields, first, incarnation=SERIAL)
         message.oldest = self.inserts  # those before it are stored, but for one at the end of each span
         while True:
             try:

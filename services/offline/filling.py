@@ -21,8 +21,8 @@ from troupe.common.wire.replay.codec import decode_insert, encode_insert
 from troupe.services.replay.storage.replay import Replay
 
 SERIAL, MORE, LAST = 1, 2, 3
-"""Incarnations of inserts by which they are known again: of a run in one process, of an imported episode, and
-of its last. Clients' are large numbers."""
+"""Incarnations of inserts by which they are known again: of a run in one process, whose only actor has this
+number, of an imported episode, and of its last. Clients' are large numbers."""
 SERIAL_FOLDER = "serial-replay"
 """Of the items of a run in one process, in its directory while it trains."""
 

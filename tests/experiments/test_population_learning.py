@@ -11,13 +11,14 @@ from tests.experiments.sweeps import RUN_S
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import load_newest
 from troupe.lockstep import repeatable
-from troupe.serial import ACTOR, SerialTraining
+from troupe.serial import SerialTraining
 from troupe.services.experiments import plan
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.jobs import Job
 from troupe.services.launcher import training
 from troupe.services.launcher.workspace import has_checkpoint
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.offline.filling import SERIAL
 
 SLOTS, UNROLL_STEPS = 32, 2
 INTERVAL_STEPS = (2 * UNROLL_STEPS + 1) * SLOTS
@@ -52,7 +53,7 @@ class Training(SerialTraining):
         budget = StepBudget(TOTAL_STEPS, clock=itertools.count().__next__)
         self.begin_learning(budget, resume=has_checkpoint(self.run_dir))
         self.begin_acting(self.config.run.seed + budget.steps)
-        self.rollout.timing.steps = budget.made(ACTOR)
+        self.rollout.timing.steps = budget.made(SERIAL)
 
     def say(self, text):
         pass
