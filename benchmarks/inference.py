@@ -237,8 +237,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.simulate:
-        actors = range(*arguments.simulate)
-        print(json.dumps(simulate(arguments.endpoint, actors, arguments.slots, arguments.seconds)))
+        own = range(*arguments.simulate)
+        print(json.dumps(simulate(arguments.endpoint, own, arguments.slots, arguments.seconds)))
         return
     config = config_of(arguments)
     figures: dict[str, float | int | str] = {}
