@@ -67,7 +67,9 @@ def check_modules(
         modules = list(dict.fromkeys(missing.values()))
         for module in modules:  # the advice below goes into somebody's shell
             if not all(part.isidentifier() for part in module.split(".")):
-                raise ConfigError(f"{source} names something to import that is no module: {module[:100]!r}")
+                raise ConfigError(
+                    f"{source} names something to import that is not a module: {module[:100]!r}"
+                )
         words = ",".join(modules)
         ways = f"--modules {words}, {VARIABLE}={words}, or modules={modules} in Python"
         raise NotPermittedError(

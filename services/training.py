@@ -189,7 +189,7 @@ def chosen_algo(algo: str, preset: str | None, overrides: dict[str, str], comman
     # So that the command in the message can be copied as it stands.
     env_id = overrides.get("env") or overrides.get("env.id") or "ID"
     if algo and preset:
-        raise ConfigError(f"--algo {algo} is instead of a preset: leave out one, {preset} or --algo")
+        raise ConfigError(f"--algo {algo} replaces a preset: leave out {preset} or --algo")
     if not algo and not preset:
         raise ConfigError(
             f"PRESET is required (`troupe presets` lists them), or `{command} --algo ppo --env {env_id}`"

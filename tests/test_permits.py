@@ -114,6 +114,6 @@ def test_wrappers_need_permission_as_the_environment_does():
 
 @pytest.mark.parametrize("module", ["$(touch x)", "..", "a b", "`id`", "a;b"])
 def test_what_is_no_module_is_not_advised(module):
-    with pytest.raises(ConfigError, match="names something to import that is no module") as refused:
+    with pytest.raises(ConfigError, match="names something to import that is not a module") as refused:
         permitted_config({"env": {"id": f"{module}:X-v0"}}, (), "the run")
     assert "--modules" not in str(refused.value)

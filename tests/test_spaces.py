@@ -120,8 +120,8 @@ def test_bins():
     for space, bins, ratio, match in (
         (pendulum, 6, 100.0, "odd number"),
         (pendulum, 1, 0.0, "at least 2"),
-        (spaces.Discrete(3), 5, 0.0, "env.action_bins would do nothing"),
-        (spaces.Box(-np.inf, 1, (1,)), 5, 0.0, "env.action_bins would do nothing"),
+        (spaces.Discrete(3), 5, 0.0, "env.action_bins would have no effect"),
+        (spaces.Box(-np.inf, 1, (1,)), 5, 0.0, "env.action_bins would have no effect"),
     ):
         with pytest.raises(ConfigError, match=match):
             spec_of(space, bins, ratio)

@@ -144,7 +144,7 @@ def _of_module(env: Any, name: str) -> Brought:
     module = sys.modules.get(env.__module__)
     if module is None or inside(module, name) is not env:
         raise ConfigError(
-            f"{env.__module__} has another {name} by now than the env that was given: import it anew"
+            f"{env.__module__} now has another {name} than the env that was given: import it again"
         )
     return Brought(f"{env.__module__}:{name}", _root(module))
 

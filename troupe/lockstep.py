@@ -114,7 +114,7 @@ class LockstepTraining(SerialTraining):
             here, self.certificate = self.certificate, Certificate.read(self.run_dir)
             self.certificate.cut(self.counters.updates)
             for line in differences(self.certificate.made_with, here.made_with):
-                self.say(f"other than when the run began: {line}")
+                self.say(f"different from when the run began: {line}")
         else:
             self.begin_learning(_budget(self.config), resume=False)
             self.save_learning(copy="", inserted_items=0)
@@ -182,7 +182,7 @@ class LockstepTraining(SerialTraining):
             snapshot.join(SNAPSHOT_S)
             if snapshot.progress.state != "done":
                 raise CheckpointError(
-                    f"cannot copy replay into {copy}: {snapshot.progress.detail or 'it takes too long'}"
+                    f"cannot copy replay into {copy}: {snapshot.progress.detail or 'it took too long'}"
                 )
         self.save_learning(copy.name if filled else "", self.replay.counters.inserted_items)
         kept = {steps_of(path) for path in newest_first(self.run_dir / "checkpoints")}
@@ -257,7 +257,7 @@ class LockstepTraining(SerialTraining):
         if self.stop:
             self.certificate.write(self.run_dir)
             at = f"{self.counters.updates:,}"
-            self.say(f"stopped at update {at}; `troupe resume` goes on from the last checkpoint")
+            self.say(f"stopped at update {at}; `troupe resume` continues from the last checkpoint")
         else:
             if self.counters.updates not in (0, *self.certificate.weights):
                 self.add_certified()  # the last ones always: they are what the run is for

@@ -65,9 +65,7 @@ class _Gathered:
         self._main = vars(sys.modules["__main__"])
         self._root = env.__qualname__
         if inside(sys.modules["__main__"], self._root) is not env:
-            raise ConfigError(
-                f"{self._root} is another one by now than the env that was given: give the newest"
-            )
+            raise ConfigError(f"{self._root} has been redefined since env was created: give the newest")
         self._done: set[str] = set()
         self._imports: list[str] = []
         self._definitions: list[str] = []

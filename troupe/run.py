@@ -157,7 +157,7 @@ class Run:
             while self.running and not (self.path / CONFIG_FILE).is_file():
                 if time.monotonic() > deadline_s:
                     raise ConfigError(
-                        f"the training did not begin within {_BEGINS_S:.0f} s: {self.output()[-200:]}"
+                        f"the training did not start within {_BEGINS_S:.0f} s: {self.output()[-200:]}"
                     )
                 time.sleep(_LOOK_S / 4)
         except BaseException:

@@ -228,7 +228,7 @@ class _Order:
 
         check_caller()
         if preset and algo:
-            raise ConfigError(f"algo {algo!r} is instead of a preset: leave out one, {preset} or algo")
+            raise ConfigError(f"algo {algo!r} replaces a preset: leave out {preset} or algo")
         if not preset and env is None and not {"env", "env.id"} & set(fields or {}):
             raise ConfigError(
                 'give a preset (`troupe presets` lists them), or env=..., such as env="gym:Acrobot-v1"'

@@ -39,7 +39,7 @@ def verify(run_dir: Path, stop: StopSignal, *, seconds: float | None = None) -> 
         )
     with repeatable(), tempfile.TemporaryDirectory(prefix="troupe-verify-") as folder:
         for line in differences(certificate.made_with, circumstances()):
-            print(f"other than when it was made: {line}", flush=True)
+            print(f"different from when it was made: {line}", flush=True)
         training = Repetition(config, Path(folder) / "run", stop, certificate, seconds)
         training.run()
     if stop.signals:

@@ -298,7 +298,7 @@ class NStepWriter(_Sender):
         if not self._started:
             raise ConfigError("an episode begins with start(obs), also after one that has ended")
         if not math.isfinite(reward):
-            raise ConfigError(f"a reward of {reward}: what is learned from it would be as little")
+            raise ConfigError(f"a reward of {reward}: it should be finite")
         action, next_obs = self._form.checked("action", action), self._form.checked("obs", next_obs)
         self._started = not (terminated or truncated)
         values = {"value_taken": 0.0, "value_max": 0.0}  # priorities are given otherwise

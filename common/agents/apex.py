@@ -75,7 +75,7 @@ class ApexConfig(QLearningConfig):
         for name in ("epsilon_base", "epsilon_alpha"):
             # Refused because it is silent: somebody who sets it would believe in random actions.
             if self.noise and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} means nothing with noise, which explores in its place")
+                raise ValueError(f"{name} has no effect with noise, which explores instead")
         return self
 
 

@@ -217,7 +217,9 @@ class NetworkAgent(ABC):
 
         `q` or `policy` are what the network says, `next_memory` is the memory after the step.
         """
-        raise ConfigError(f"{self.config.algorithm} does not say how it decides: it cannot be exported")
+        raise ConfigError(
+            f"{self.config.algorithm} does not define how it chooses actions: it cannot be exported"
+        )
 
     def step_of(self, inputs: Inputs) -> Step:
         """The inputs in tensors, where the network is."""
@@ -399,7 +401,7 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
     limit = memory_limit_bytes()
     if wanted > limit:
         raise ConfigError(
-            f"the network would take {wanted / 2**30:,.1f} GiB of the {limit / 2**30:,.1f} GiB of memory "
+            f"the network would need {wanted / 2**30:,.1f} GiB of the {limit / 2**30:,.1f} GiB of memory "
             "here: lower agent.*_units and agent.*_layers"
         )
 
@@ -408,7 +410,7 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
 def _checkpoint_of(algorithm: str, meta: Mapping[str, Any]) -> Iterator[None]:
     """Around the loading of a checkpoint; raises CheckpointError where it is of another agent or network."""
     if not isinstance(meta, Mapping):
-        raise CheckpointError("the checkpoint says nothing of its agent")
+        raise CheckpointError("the checkpoint does not describe its agent")
     if meta.get("algorithm") != algorithm:
         raise CheckpointError(f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not {algorithm!r}")
     try:

@@ -141,7 +141,7 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
         # Refused because they are silent: somebody who sets one of them would believe that it does something.
         if self.decoupled and self.policy_loss != "ppo":
             raise ValueError(
-                f"decoupled means nothing with policy_loss {self.policy_loss}: it clips no ratio"
+                f"decoupled has no effect with policy_loss {self.policy_loss}: it clips no ratio"
             )
         if self.decoupled and self.target_period_updates:
             raise ValueError("decoupled and target_period_updates each name a policy to clip around: set one")

@@ -149,7 +149,7 @@ class SacConfig(SequenceAgentConfig):
         fields = [*SequenceAgentConfig.__annotations__, "lstm_layers", "see_last_step"]
         changed = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
         if changed and not self.lstm_units:
-            raise ValueError(f"{changed[0]} means nothing without memory: set lstm_units too")
+            raise ValueError(f"{changed[0]} has no effect without memory: set lstm_units too")
         return self
 
     @model_validator(mode="after")

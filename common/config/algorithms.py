@@ -77,7 +77,7 @@ def register_algorithm(model: type[Model]) -> type[Model]:
     other = _registered.get(name)
     # The same module may register twice: a notebook runs its cell again, tests reload it.
     if other is not None and other.__module__ != module:
-        raise ConfigError(f"the algorithm {name} of {module} has the name of that of {other.__module__}")
+        raise ConfigError(f"the algorithm {name} of {module} has the same name as that of {other.__module__}")
     _registered[name] = model
     return model
 

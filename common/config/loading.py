@@ -197,7 +197,7 @@ def _check_unused(loaded: Loaded) -> None:
             remedy = "a queue has no importance weights"
             if not name.startswith("importance_"):
                 remedy = f"the run has the tables of replay.tables, each with its own {key}"
-            raise ConfigError(f"replay.{name} ({origin}) would do nothing: {remedy}")
+            raise ConfigError(f"replay.{name} ({origin}) would have no effect: {remedy}")
 
 
 def _without_preset_table(loaded: Loaded) -> Loaded:
@@ -254,7 +254,7 @@ def config_from_dict(
     With `typed_agent=False` the agent section stays unchecked and no algorithm (and no torch) is imported.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{source} is no configuration: it has no sections")
+        raise ConfigError(f"{source} is not a configuration: it has no sections")
     if not typed_agent:
         origins = dict.fromkeys(flat(values, source), source)
         return validated_with(UntypedAgentConfig, values, origins)
@@ -293,7 +293,7 @@ def _check_variable(name: str) -> None:
     near = difflib.get_close_matches(field, fields, n=1, cutoff=0.9)
     if near:
         meant = f"{ENV_PREFIX}{section}__{near[0]}".upper()
-        raise ConfigError(f"the environment variable {name} sets nothing: did you mean {meant}?")
+        raise ConfigError(f"the environment variable {name} sets no field: did you mean {meant}?")
 
 
 def _resumable(config: Config) -> dict[str, Any]:
@@ -316,11 +316,11 @@ def flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
     for section, fields in tables.items():
         if section == "preset" and isinstance(fields, str):
             raise ConfigError(
-                f"{source} begins from the preset {fields}: it is to be trained from, `troupe train {source}`"
+                f"{source} begins from the preset {fields}: train from it with `troupe train {source}`"
             )
         if not isinstance(fields, Mapping):
             raise ConfigError(
-                f"{source}: {section!r} stands outside any section; write it under [run], [env], ..."
+                f"{source}: {section!r} is outside any section; write it under [run], [env], ..."
             )
         # A section without fields leaves no trace in flat values.
         if not fields and section not in (*SECTIONS, "agent"):
@@ -361,7 +361,7 @@ def _check_presets_agent(layers: list[Layer], agent: type[BaseModel]) -> None:
         if layer.name.startswith("preset ") and foreign:
             chosen, own = naming[0].values["agent.algorithm"], layer.values["agent.algorithm"]
             raise ConfigError(
-                f"agent.algorithm {chosen!r} ({naming[0].name}) does not go with the {layer.name}, whose "
+                f"agent.algorithm {chosen!r} ({naming[0].name}) does not match the {layer.name}, whose "
                 f"[agent] is that of {own} and sets {foreign[0]}: begin from a preset of {chosen} "
                 "(`troupe presets` lists them), or from none"
             )

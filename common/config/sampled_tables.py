@@ -17,7 +17,8 @@ def check_sampled_tables(agent: AgentConfig, replay: ReplayConfig) -> None:
     tables = replay.sampled_tables()
     if not tables:
         raise ValueError(
-            f"replay.tables has no table `default`, into which {agent.algorithm} inserts: name one so, or "
+            f"replay.tables has no table `default`, into which {agent.algorithm} inserts: give one "
+            "this name, or "
             "give tables a share"
         )
     if sum(shares.values()) != replay.batch_size:
@@ -116,7 +117,7 @@ def _check_room(table: TableConfig, rows: int, replay: ReplayConfig) -> None:
     if replay.tables and table.samples_per_insert and error is not None and 2 * error < rows:
         raise ValueError(
             f"samples_per_insert_error ({error:g}) of `{table.name}` in replay.tables should be at least "
-            f"half of {what} ({rows}), or both sides would wait for ever"
+            f"half of {what} ({rows}), or both sides would wait forever"
         )
 
 

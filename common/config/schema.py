@@ -522,7 +522,7 @@ class Config(Section):
         if self.replay.samples_per_insert > 0 and error is not None and 2 * error < batch:
             raise ValueError(
                 f"replay.samples_per_insert_error ({error:g}) should be at least half of "
-                f"replay.batch_size ({batch}), or both sides would wait for ever"
+                f"replay.batch_size ({batch}), or both sides would wait forever"
             )
         if self.inference.min_batch > self.inference.max_batch:
             raise ValueError(

@@ -213,12 +213,13 @@ def parse_table(text: str) -> TableConfig:
             remedy = "limiter=queue" if key == "queue" else "NAME:FIELD=VALUE,..."
             raise ConfigError(f"{where}: {key!r} has no value: write {remedy}")
         if key in values:
-            raise ConfigError(f"{where}: {key} is there twice")
+            raise ConfigError(f"{where}: {key} is given twice")
         # By the field's kind: a table may be named `7`, and a number there must stay text.
         values[key] = _number(value) if key in _NUMBERS else value
     if "share" in values:
         raise ConfigError(
-            f"{where}: share is for [[replay.tables]] of a run; who asks a server says how many rows it wants"
+            f"{where}: share is for [[replay.tables]] of a run; a client of a server says how many "
+            "rows it wants"
         )
     return table_from(values)
 
@@ -230,7 +231,7 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
         where = f"table {table.name!r}"
         _check(where, table)
         if table.name in names:
-            raise ConfigError(f"{where} is there twice: give each table another name")
+            raise ConfigError(f"{where} is defined twice: give each table another name")
         names.add(table.name)
     if not names:
         raise ConfigError("a replay server needs a table")
@@ -326,7 +327,8 @@ def _check(where: str, table: TableConfig) -> None:
         # A default may be there: the configuration of a run is written whole.
         if getattr(table, key) != getattr(TableConfig, key) and getattr(table, chooser) not in names:
             raise ConfigError(
-                f"{where}: {key} would do nothing, for it is for {chooser} {' or '.join(names)}: take one of "
+                f"{where}: {key} has no effect, because it is for {chooser} {' or '.join(names)}: "
+                "take one of "
                 f"those instead of {getattr(table, chooser)}, or leave {key} out"
             )
     if table.scored_by == "learner" and table.max_times_sampled:

@@ -51,7 +51,7 @@ class DatasetWriter:
             parse_dataset_id(name)
         except (ValueError, TypeError):
             raise DatasetError(
-                f"{name!r} is no ID of a data set: take NAME-v0, such as my/{_example(spec)}-v0"
+                f"{name!r} is not a data set ID: use NAME-v0, such as my/{_example(spec)}-v0"
             ) from None
         self._minari, self.name, self.folder = minari, name, folder_of(name)
         self._check_free()
@@ -69,7 +69,7 @@ class DatasetWriter:
     def _check_free(self) -> None:
         if self.folder.exists():
             raise DatasetError(
-                f"there is a data set {self.name} already, in {self.folder}: take another version, or "
+                f"the data set {self.name} already exists in {self.folder}: choose another version, or "
                 "remove it"
             )
 
@@ -80,7 +80,7 @@ class DatasetWriter:
             root.mkdir(parents=True, exist_ok=True)
             above = next(each for each in self.folder.parents if each.exists())
             if not above.is_dir():
-                raise NotADirectoryError(f"{above} is no folder")
+                raise NotADirectoryError(f"{above} is not a folder")
             if not os.access(above, os.W_OK):
                 raise PermissionError(f"no permission to write into {above}")
             # Beside the others, so that it can be renamed; Minari does not look into hidden folders.

@@ -334,7 +334,8 @@ def check_copies(spec: EnvSpec, slots: int) -> None:
     """Raise ConfigError where so many slots do not divide among whole copies."""
     if slots % spec.agents:
         raise ConfigError(
-            f"{spec.id} has {spec.agents} agents, each in its own slot: {slots} slots are no whole copies; "
+            f"{spec.id} has {spec.agents} agents, each in its own slot: {slots} slots do not make "
+            "whole copies; "
             f"set actor.slots to a multiple of {spec.agents}"
         )
 

@@ -112,7 +112,7 @@ def _make(config: EnvConfig, num_envs: int, threads: int, seed: int, *, render: 
         raise ConfigError(f"EnvPool has no {name!r}: did you mean {PREFIX}{near}?")
     for option in _OURS:
         if option in config.kwargs:
-            raise ConfigError(f"env.kwargs {option} of {config.id} is Troupe's to say: leave it out")
+            raise ConfigError(f"env.kwargs {option} of {config.id} is set by Troupe: leave it out")
     options = {**({"render_mode": "rgb_array"} if render else {}), **config.kwargs}
     try:
         with warnings.catch_warnings():

@@ -24,7 +24,7 @@ def action_spec(env_id: str, space: Any, bins: int, bins_ratio: float) -> Action
             f"{env_id} has actions of {_short(space)} that no agent here can take: {error}"
         ) from None
     if bins and not any(spec.binned(leaf) for leaf in spec.leaves):
-        raise ConfigError(f"env.action_bins would do nothing: {env_id} has no action between two bounds")
+        raise ConfigError(f"env.action_bins would have no effect: {env_id} has no action between two bounds")
     return spec
 
 

@@ -270,7 +270,7 @@ class ParallelVector(VectorEnv):
             if self._away[slot] >= MAX_GAMES_AWAY:
                 raise EnvError(
                     f"{self.spec.id}: {name} is one of possible_agents, and took part in none of "
-                    f"{MAX_GAMES_AWAY:,} games: leave it out of them"
+                    f"{MAX_GAMES_AWAY:,} games: leave it out of possible_agents"
                 )
 
     def _begin(self, number: int, obs: np.ndarray, seed: int | None = None) -> None:

@@ -73,7 +73,7 @@ def _names(config: EnvConfig, env: Any) -> list[Any]:
     names = list(getattr(env, "possible_agents", None) or ())
     if not names:
         raise ConfigError(
-            f"{config.id} has no `possible_agents`: who may take part has to be known before a game begins"
+            f"{config.id} has no `possible_agents`: who may take part must be known before a game begins"
         )
     return names
 

@@ -37,7 +37,7 @@ def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:
     known = gymnasium.registry.get(name)
     # The same module may be imported twice, as a script and by its name, and registers the same each time.
     if known is not None and known.entry_point != entry_point:
-        raise ConfigError(f"{name} of {module} has the name of an environment of {known.entry_point}")
+        raise ConfigError(f"{name} of {module} has the same name as an environment of {known.entry_point}")
     if known is None:
         gymnasium.register(name, entry_point=entry_point, **options)
     return f"{module}:{name}"

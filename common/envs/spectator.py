@@ -24,7 +24,7 @@ def picture_of(env_id: str, draw: Callable[[], Any]) -> np.ndarray:
     except NoPictureError:
         raise
     except CAUGHT as error:
-        raise NoPictureError(f"{env_id} cannot draw itself: {cause_of(error)}") from error
+        raise NoPictureError(f"{env_id} cannot be rendered: {cause_of(error)}") from error
 
 
 def spectator_view(env_id: str, frame: Any) -> np.ndarray:

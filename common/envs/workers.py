@@ -164,7 +164,7 @@ class WorkerVector(VectorEnv):
             return worker.picture(slot - worker.slots.start, self._config.step_timeout_s)
         except _WorkerError as error:
             # The next step finds it dead, and starts it again.
-            raise NoPictureError(f"{self.spec.id} cannot draw itself: it {error.cause}") from None
+            raise NoPictureError(f"{self.spec.id} cannot be rendered: it {error.cause}") from None
 
     def close(self) -> None:
         """End the processes: they are asked to, and killed where they do not."""

@@ -281,9 +281,9 @@ def begin_from(
             if fields
             else str(error)
         )
-        raise CheckpointError(f"cannot begin with {found}: {why}") from None
+        raise CheckpointError(f"cannot start with {found}: {why}") from None
     except CheckpointError as error:
-        raise CheckpointError(f"cannot begin with {found}: {error}") from None
+        raise CheckpointError(f"cannot start with {found}: {error}") from None
     return found
 
 

@@ -71,7 +71,7 @@ def check_regular(path: Path, at_most: int = 0) -> Path:
     """
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if at_most and found.st_size > at_most:
         raise OSError(errno.EFBIG, f"it has more than {at_most:,} bytes", str(path))
     return path

@@ -172,8 +172,8 @@ def _end(loop: Loop, still_s: float) -> None:
     last.start()
     during = f" during {loop.doing}" if loop.doing else ""
     line = (
-        f"{loop.name} hangs{during}: it has not turned for {still_s:.0f} s, and ends to be started again; "
-        "if that is slow work and not a hang, raise run.hang_s"
+        f"{loop.name} hangs{during}: no progress for {still_s:.0f} s, so it exits to be restarted; "
+        "if it was slow work and not a hang, raise run.hang_s"
     )
     for log in _logs():
         with contextlib.suppress(OSError, ValueError, AttributeError):

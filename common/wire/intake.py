@@ -173,9 +173,12 @@ class Intake:
     def _too_much(self, largest: int, total: int, limit: int) -> str:
         """Why the connection has to be cut by which most is kept; empty where none has to."""
         if largest > limit:
-            return f"of one connection {limit / 1e6:.1f} MB may"
+            return f"the limit for one connection is {limit / 1e6:.1f} MB"
         if total > self._of_all * limit:
-            return f"of all connections, with {total / 1e6:.1f} MB, {self._of_all * limit / 1e6:.1f} MB may"
+            return (
+                f"all connections have {total / 1e6:.1f} MB, with a limit of "
+                f"{self._of_all * limit / 1e6:.1f} MB"
+            )
         growth = self._amplified(total)
         return f"such small frames take {growth / 1e6:.1f} MB of memory" if growth else ""
 
@@ -207,7 +210,7 @@ class Intake:
         """Say so before a connection can no longer be accepted, of which nobody else would tell."""
         most = open_files.limit()
         if open_now > NEARLY * most and self._throttle("files"):
-            line = "%d of the %d files that this process may have open are, and each member needs some: %s"
+            line = "%d of at most %d files of this process are open, and each member needs some: %s"
             _log.warning(line, open_now, most, open_files.advice(4 * most))
 
     def _measured(self, fd: int) -> _Connection:
@@ -240,7 +243,7 @@ class Intake:
             own.shutdown(tcp.SHUT_RDWR)
             if self._throttle(host):
                 _log.warning(
-                    "cut a connection from %s: %.1f MB of it were not whole or had to wait, and %s",
+                    "cut a connection from %s: %.1f MB of it were incomplete or waiting, and %s",
                     host,
                     connection.kept / 1e6,
                     why,

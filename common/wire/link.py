@@ -247,7 +247,7 @@ class Link:
             if not self.refusal:
                 self.refusal, self._retry_s = str(error), system.monotonic() + RETRY_AUTH_S
             if self._throttle("keys"):
-                _log.warning("%s does without %s: %s", self._name, self, error)
+                _log.warning("%s continues without %s: %s", self._name, self, error)
 
 
 @dataclass

@@ -150,7 +150,7 @@ class Server:
         except RefusedError as error:
             self.refuse(envelope, about, error)
         except MemoryError:
-            detail = "there is not enough memory for this now: ask for less, or later"
+            detail = "there is not enough memory for this now: ask for less, or try again later"
             self.refuse(envelope, about, RefusedError(messages.NO_MEMORY, detail))
         except (zmq.ZMQError, TornStateError):
             raise  # the socket's, or the whole server's, not the message's
@@ -194,5 +194,5 @@ class Server:
         # Without keys everybody may; then only the address protects the port.
         roles = messages.MAY_SEND[body.TYPE]
         if self._keyed and key.role not in roles:
-            detail = f"{body.TYPE} takes a key of {' or '.join(roles)}, and this is one of {key.role}"
+            detail = f"{body.TYPE} needs a key for {' or '.join(roles)}, and this one is for {key.role}"
             raise RefusedError(messages.REFUSED_KEY, detail)

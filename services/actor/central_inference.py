@@ -103,7 +103,7 @@ class CentralActing:
 
     def _endpoint(self, welcome: Welcome) -> str:
         if not welcome.inference:
-            raise PeerError(f"the learner offers no central inference: start {self._place.name} again")
+            raise PeerError(f"the learner offers no central inference: restart {self._place.name}")
         return reachable_endpoint(welcome.inference, self._place.learner)
 
     def _begin_all(self) -> None:
@@ -148,7 +148,7 @@ class CentralActing:
         # Before the environment gets them: an emulator takes any number for an action, or ends the process.
         fault = group.env.spec.actions.fault(actions, len(group.slots))
         if fault:
-            raise PeerError(f"the learner chose {fault}: it should be actions of {len(group.slots)} slots")
+            raise PeerError(f"the learner sent {fault}: expected actions for {len(group.slots)} slots")
         self.version = answer.version
         began_s = system.perf_counter()
         step = group.env.step(actions)

@@ -201,7 +201,7 @@ class InferenceClient:
         if kind in (messages.TOO_MANY_ROWS, messages.REFUSED_VERSION):
             raise ConfigError(f"{self._link} refuses {self._name}: {detail}")
         if group is None:
-            raise WireError("bad_type", f"the learner could not understand something: {detail}")
+            raise WireError("bad_type", f"the learner could not read a message: {detail}")
         if kind == messages.UNKNOWN_GROUP:
             del self._asked[group]
             return Answer(group, None)

@@ -170,7 +170,7 @@ class LocalActing:
         self._opponents = Opponents.of(self._config, self._env.spec, seed)
         self._take_slots(welcome)
         threads = torch.get_num_threads()
-        _log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)
+        _log.info("%s runs the network locally, with %d torch threads", self._place.name, threads)
 
     def _take_slots(self, welcome: Welcome) -> None:
         if self._env.num_slots != len(welcome.slots):
@@ -242,7 +242,7 @@ class LocalActing:
         # Another actor may have died with its part of the batch: without its unrolls no version would ever
         # come.
         if now_s - self._held_since_s > HELD_LIMIT_S:
-            _log.info("%s acts on with version %d: no newer one came", self._place.name, self.version)
+            _log.info("%s keeps acting with version %d: no newer one arrived", self._place.name, self.version)
             self._pace.release()
         params = self._control.params_if_newer(self.version)
         if params is not None:
@@ -295,7 +295,9 @@ class LocalActing:
         lost = self._outbox.finish(FLUSH_TIMEOUT_S)
         if lost:
             reason = self._outbox.reason
-            _log.info("%s ends with %d chunks that replay did not take (%s)", self._place.name, lost, reason)
+            _log.info(
+                "%s stops with %d chunks that replay did not accept (%s)", self._place.name, lost, reason
+            )
 
     def close(self) -> None:
         """Close environments and connections."""

@@ -141,7 +141,7 @@ class ActorService:
             return self._welcome()
         except BaseException:
             # BYE at once: otherwise the name would be taken until the lease ends, and a second try refused.
-            self._control.close("gives up")
+            self._control.close("gave up waiting")
             raise
 
     def _welcome(self) -> Welcome:
@@ -230,7 +230,7 @@ class ActorService:
         self._joins = self._control.joins
         mode = welcome.config.get("inference", {}).get("mode", "local")
         if mode != self._config.inference.mode:
-            raise PeerError(f"the learner is back with inference.mode {mode}: start {self._name} again")
+            raise PeerError(f"the learner came back with inference.mode {mode}: restart {self._name}")
         before, self._slots = self._slots, welcome.slots
         if before != self._slots:
             _log.info("%s now has slots %s instead of %s", self._name, self._slots, before)

@@ -121,7 +121,7 @@ class EnvWatch:
                 # Once, where the limit is crossed; the lines that follow are for each further multiple of it.
                 if before_s < stall_s <= now_s:
                     self._hangs += 1
-                    _log.warning("%s; after %.0f s the actor ends", text, ENDS_AFTER * stall_s)
+                    _log.warning("%s; the actor exits after %.0f s", text, ENDS_AFTER * stall_s)
                 if max(0.0, before_s) // stall_s < now_s // stall_s:
                     found.append(text)
                 if now_s >= ENDS_AFTER * stall_s:
@@ -139,5 +139,5 @@ def _printable(text: str) -> str:
 def _end(text: str) -> None:
     """The stacks, one line, and the end: nothing else gets the main thread out of a call that hangs."""
     faulthandler.dump_traceback()
-    print(f"troupe: error: {text}: the actor ends, to be started again", file=sys.stderr, flush=True)
+    print(f"troupe: error: {text}: the actor exits so that it can be restarted", file=sys.stderr, flush=True)
     os._exit(INTERNAL_ERROR)

@@ -225,7 +225,7 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > _MAX_BODY_BYTES:
-            raise ConfigError(f"the note is too long, at most {notes.MAX_BYTES:,} bytes are kept: shorten it")
+            raise ConfigError(f"the note is too long: shorten it to {notes.MAX_BYTES:,} bytes")
     return body
 
 

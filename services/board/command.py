@@ -127,7 +127,7 @@ def serve(library: Library, published: Address, listener: socket.socket, *, is_l
         thread.join(10.0)
         listener.close()
     if not stop.requested:
-        raise TroupeError("the page's server has ended by itself: what it said stands above")
+        raise TroupeError("the server of the page has exited: see its output above")
 
 
 def _token(host: str) -> str:

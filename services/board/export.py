@@ -114,7 +114,7 @@ def _page(answers: dict[str, Any]) -> str:
     def inline(kind: str, name: str) -> str:
         text = (STATIC / name).read_text("utf-8")
         if f"</{kind}" in text.lower():
-            raise ConfigError(f"{name} cannot stand within a page: it has the end of one")
+            raise ConfigError(f"{name} cannot be embedded in a page: it contains the closing tag")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         hashes[kind].append(f"'sha256-{digest}'")
         return f"<{kind}>{text}</{kind}>"

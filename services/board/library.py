@@ -100,7 +100,7 @@ class Library:
             real = Path(os.path.realpath(root.expanduser()))
             if not real.is_dir():
                 what = "is not a directory" if real.exists() else "does not exist"
-                raise ConfigError(f"{root} {what}: name a run directory, or one that has runs in it")
+                raise ConfigError(f"{root} {what}: name a run directory, or a directory that contains runs")
             self.roots.append(real)
         self.version = 0
         self.is_read = False
@@ -227,14 +227,14 @@ def _check(path: Path, stamps: tuple[Any, ...]) -> None:
     limits = (_MAX_CONFIG_BYTES, _MAX_STATUS_BYTES, 0)
     for name, found, limit in zip(_FILES, stamps, limits, strict=True):
         if found is None and not is_absent(path, name):
-            raise ConfigError(f"its {name} is no regular file")
+            raise ConfigError(f"its {name} is not a regular file")
         if found is not None and limit and found[1] > limit:
             raise ConfigError(f"its {name} has more than {limit:,} bytes")
     for name in (".lock", "checkpoints/LATEST"):
         if stamp(path, name) is None and not is_absent(path, name):
-            raise ConfigError(f"its {name} is no regular file")
+            raise ConfigError(f"its {name} is not a regular file")
     if os.path.islink(path / "checkpoints"):
-        raise ConfigError("its checkpoints are a link")
+        raise ConfigError("its checkpoints folder is a link")
 
 
 def _first_line(note: str) -> str:

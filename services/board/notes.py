@@ -32,9 +32,9 @@ def write(run: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ConfigError("the note is no text: it has half a character") from error
+        raise ConfigError("the note is not valid text: it contains half of a character") from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"the note has {len(data):,} bytes, at most {MAX_BYTES:,} are kept: shorten it")
+        raise ConfigError(f"the note has {len(data):,} bytes: shorten it to {MAX_BYTES:,}")
     # A name that nobody can have put a link at, and a file that is new.
     temporary = f".{NOTES_FILE}.{secrets.token_hex(8)}.tmp"
     try:

@@ -26,7 +26,7 @@ def directory(path: Path, *below: str) -> Iterator[int]:
     try:
         for name in below:
             if name in ("", ".", "..") or "/" in name:
-                raise OSError(errno.EINVAL, "is no name of a directory", name)
+                raise OSError(errno.EINVAL, "is not a directory name", name)
             descriptor, above = os.open(name, _DIRECTORY, dir_fd=descriptor), descriptor
             os.close(above)
         yield descriptor
@@ -47,13 +47,13 @@ def open_regular(path: Path, *below: str, at_most: int = 0) -> IO[bytes]:
     """
     *folders, name = below
     if name in ("", ".", "..") or "/" in name:
-        raise OSError(errno.EINVAL, "is no name of a file", name)
+        raise OSError(errno.EINVAL, "is not a file name", name)
     with directory(path, *folders) as above:
         descriptor = os.open(name, _FILE, dir_fd=above)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", name)
+            raise OSError(errno.EINVAL, "it is not a regular file", name)
         if at_most and found.st_size > at_most:
             raise OSError(errno.EFBIG, f"it has more than {at_most:,} bytes", name)
         return os.fdopen(descriptor, "rb")
@@ -64,7 +64,7 @@ def open_regular(path: Path, *below: str, at_most: int = 0) -> IO[bytes]:
 
 
 def stamp(path: Path, name: str) -> tuple[int, int, int] | None:
-    """What changes when a file does: its time, size and number; None where it is no regular file."""
+    """What changes when a file does: its time, size and number; None where it is not a regular file."""
     try:
         found = os.stat(f"{path}/{name}", follow_symlinks=False)
     except (OSError, ValueError):

@@ -249,7 +249,7 @@ def _is_file_name(name: str) -> bool:
 
 def _table(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("it is not what a sweep writes")
+        raise ValueError("a sweep did not write it")
     return value
 
 

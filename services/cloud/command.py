@@ -65,7 +65,7 @@ def machines(
     layout = layout_of(config, variables)
     if len(layout.availability_zones) > 1 and options.zone_gb_per_hour is None:
         raise ConfigError(
-            "machines in several zones pay for what they send each other: --zone-gb-per-hour says how much"
+            "machines in several zones pay for traffic between them: --zone-gb-per-hour says how much"
         )
     prices = read_prices(layout.hourly_prices_usd)
     zone_gb = options.zone_gb_per_hour or 0.0
@@ -106,7 +106,7 @@ def estimate(words: Sequence[str]) -> int:
     _, prices, lines = machines(options, config, parse_variables(options.var))
     rate = rate_of(options.like) if options.like else options.steps_per_second
     if options.hours is None and rate is None:
-        raise ConfigError("say how long it runs: --hours, or --steps-per-second for all of run.total_steps")
+        raise ConfigError("give the duration: --hours, or --steps-per-second for all of run.total_steps")
     hours = options.hours if options.hours is not None else config.run.total_steps / rate / 3600.0
     if options.json:
         print(json.dumps(_values(lines, prices, hours, rate)))
@@ -124,7 +124,7 @@ def rate_of(run_dir: Path) -> float:
     with readable(run_dir):
         rate = read_status(run_dir).get("metrics", {}).get("speed/steps_per_s")
     if not isinstance(rate, int | float) or rate <= 0:
-        raise ConfigError(f"{run_dir} does not say how many steps a second were made: use --steps-per-second")
+        raise ConfigError(f"{run_dir} does not record its steps per second: use --steps-per-second")
     return float(rate)
 
 

@@ -27,15 +27,15 @@ def end(run: CloudRun, why: str) -> None:
         CheckpointError: what was fetched is not whole; nothing is destroyed.
         GivenUpError: the user asks a second time.
     """
-    run.say(f"{why}: the end begins")
+    run.say(f"{why}: ending the run")
     if run.record.began_s:
-        run.say("the machines stop, with a last checkpoint")
+        run.say("stopping the machines, with a last checkpoint")
         _patiently(run, "stop the machines", lambda: _stop(run))
         _wait_for_machines(run)
         _patiently(run, "fetch the run", lambda: _fetch(run))
     _patiently(run, "destroy everything", lambda: _destroy(run))
     if left := run.terraform.resources():
-        raise ToolError(f"{len(left)} things are left in AWS, such as {left[0]}: {run.advice}")
+        raise ToolError(f"{len(left)} resources are left in AWS, such as {left[0]}: {run.advice}")
     run.look_at_spending(machines={})
     run.record.ended, run.record.stop_s = why, 0.0
     run.save()
@@ -56,7 +56,7 @@ def _wait_for_machines(run: CloudRun) -> None:
             counts = run.aws.machines()
             run.look_at_spending(counts)
         except ToolError as error:
-            run.say(f"machines cannot be looked at: {error}")
+            run.say(f"cannot list the machines: {error}")
         if counts:
             run.pause(_LOOK_S)
     if counts:
@@ -75,7 +75,7 @@ def _fetch(run: CloudRun) -> None:
     if missing := [name for name, size in there.items() if not _is_here(run.run_dir / name, size)]:
         raise ToolError(f"{len(missing)} files of the run were not fetched, such as {missing[0]}")
     if any(name.startswith("checkpoints/step-") for name in there):
-        run.say(f"checkpoint {_whole_checkpoint(run.run_dir)} is here and whole")
+        run.say(f"checkpoint {_whole_checkpoint(run.run_dir)} is here and complete")
 
 
 def _whole_checkpoint(run_dir: Path) -> str:
@@ -102,7 +102,7 @@ def _is_here(file: Path, size: int) -> bool:
 def _destroy(run: CloudRun) -> None:
     if not run.terraform.resources():
         return
-    run.say("everything in AWS is being destroyed")
+    run.say("destroying everything in AWS")
     if run.record.began_s:
         # Its files are here; without the first the bucket would stay.
         run.terraform.apply(destroy_artifacts=True, running=False, stop_at="")

@@ -54,13 +54,13 @@ def parse_goal(text: str, *, evaluated: bool) -> Goal:
     """
     found = re.fullmatch(r"\s*([\w/]+)\s*(>=|<=|>|<)\s*([-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?)\s*", text)
     if found is None:
-        raise ConfigError(f"--until {text!r}: should be such as 'return>=18' or 'steps>=1000000'")
+        raise ConfigError(f"--until {text!r}: should look like 'return>=18' or 'steps>=1000000'")
     name = found[1]
     if name == "return":
         name = EVALUATED if evaluated else TRAINED
     elif "/" not in name and name not in _COUNTERS:
         raise ConfigError(
-            f"--until {text!r}: {name} is no goal; take return, {', '.join(_COUNTERS)}, or the name of a "
+            f"--until {text!r}: {name} is not a goal; use return, {', '.join(_COUNTERS)}, or the name of a "
             "metric, such as eval/episode_return"
         )
     elif name == EVALUATED and not evaluated:

@@ -25,9 +25,9 @@ def start(run: CloudRun) -> None:
     hourly = run.costs.with_actors(record.layout.actors)
     run.terraform.init()
     if record.began_s:
-        run.say(f"going on with {record.run}: {record.usd:.2f} of {record.budget_usd:.2f} dollars are spent")
+        run.say(f"continuing {record.run}: {record.usd:.2f} of {record.budget_usd:.2f} dollars are spent")
     else:
-        run.say("Terraform makes network, bucket and keys")
+        run.say("Terraform is making the network, bucket and keys")
         record.spent(replace(record.spending, until_s=time.time(), hourly_usd=run.costs.of({})))
     if record.stop_s < time.time():  # never begun, or ended by AWS: no machine before its end is known
         run.terraform.set({"running": False})
@@ -39,7 +39,7 @@ def start(run: CloudRun) -> None:
     record.began_s = record.began_s or time.time()
     record.spent(record.spending.counted(time.time(), hourly))
     run.save()
-    run.say(f"machines start; without this computer AWS ends them at {utc(record.stop_s)}")
+    run.say(f"machines are starting; AWS ends them at {utc(record.stop_s)}, even without this computer")
     run.terraform.apply(running=True)
 
 
@@ -190,7 +190,7 @@ class Keeper:
         try:
             return question()
         except ToolError as error:
-            self._run.say(f"AWS does not answer, the run goes on: {error}; {self._run.advice}")
+            self._run.say(f"AWS does not answer; the run continues: {error}; {self._run.advice}")
             return None
 
     def _line(self, machines: Mapping[str, int] | None) -> str:

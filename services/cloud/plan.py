@@ -66,8 +66,8 @@ def make_plan(options: argparse.Namespace, overrides: Mapping[str, Any]) -> Plan
     told = table(lines, prices, lasting / 3600.0, None)
     if lasting < _SHORTEST_S:
         raise ConfigError(
-            f"--budget {options.budget:g} lasts {lasting / 60:.0f} minutes at {hourly:.2f} dollars an hour, "
-            "with what ending takes left: give more, or choose cheaper machines with --var"
+            f"--budget {options.budget:g} lasts only {lasting / 60:.0f} minutes at {hourly:.2f} dollars an "
+            "hour, after the cost of ending the run: raise it, or choose cheaper machines with --var"
         )
     actors = "1 actor" if layout.actors == 1 else f"{layout.actors} actors"
     told.append(f"the budget lasts {figure(lasting / 3600.0)} hours with {actors}")

@@ -42,7 +42,7 @@ class Prices:
         """
         if name not in self.hourly:
             raise ConfigError(
-                f"the price of {name} is not known: --var 'hourly_prices_usd={{\"{name}\": DOLLARS}}' says it"
+                f"the price of {name} is unknown: set --var 'hourly_prices_usd={{\"{name}\": DOLLARS}}'"
             )
         return self.hourly[name]
 

@@ -92,6 +92,6 @@ def read_record(run_dir: Path) -> Record | None:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "its text"
         raise ConfigError(
-            f"{file} is damaged ({where}: {first['msg']}): machines of the run end when AWS was told; "
+            f"{file} is damaged ({where}: {first['msg']}): the machines still end at the time set in AWS; "
             f"`terraform -chdir={file.parent / 'terraform'} destroy` deletes them now"
         ) from None

@@ -38,7 +38,7 @@ def run_file(config: Config, preset: str) -> str:
         file = Path(folder) / "run.toml"
         file.write_text(text, "utf-8")
         for each in _differences(load_config(str(file)), config):
-            raise ConfigError(f"machines that have only the preset {base} cannot be told of {each}")
+            raise ConfigError(f"machines get the preset {base} and cannot be given {each}")
     if len(text.encode()) > MOST_LETTERS:
         raise ConfigError(
             f"what differs from the preset {base} has {len(text):,} letters; machines take {MOST_LETTERS:,}"

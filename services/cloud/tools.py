@@ -72,7 +72,7 @@ class Tools:
         with self.log.open("a") as log:
             log.write(told[-20_000:] + wrong[-20_000:])
         if child.returncode:
-            raise ToolError(f"{shown(line)}: {cause(wrong or told)} (all of it: {self.log})")
+            raise ToolError(f"{shown(line)}: {cause(wrong or told)} (full output: {self.log})")
         return told
 
     def _wait(self, child: subprocess.Popen[bytes], line: Sequence[str], timeout_s: float) -> None:
@@ -83,7 +83,7 @@ class Tools:
                 return
             if self.stop.signals > 1:
                 child.returncode = 0  # nobody waits for it any more
-                raise GivenUpError(f"given up; `{shown(line)}` (process {child.pid}) ends what it is about")
+                raise GivenUpError(f"given up; `{shown(line)}` (process {child.pid}) is left to finish")
             if time.monotonic() > deadline_s:
                 child.send_signal(signal.SIGINT)  # Terraform writes down what it has done
                 with contextlib.suppress(subprocess.TimeoutExpired):

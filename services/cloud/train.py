@@ -119,7 +119,7 @@ def _train(run: CloudRun, keeper: Keeper) -> int:
     except GivenUpError as error:
         raise GivenUpError(f"{error}; {run.advice}") from None
     except BaseException:
-        run.say(f"this program dies, the run does not: {run.advice}")
+        run.say(f"this program has failed, but the run continues: {run.advice}")
         raise
     _end(run, found.why)
     hours = (record.counted_s - record.began_s) / 3600.0 if record.began_s else 0.0
@@ -140,7 +140,7 @@ def _end(run: CloudRun, why: str) -> None:
         kind = GivenUpError if isinstance(error, GivenUpError) else ToolError
         raise kind(f"{error}; {run.advice}") from None
     except BaseException:
-        run.say(f"the end is not reached: {run.advice}")
+        run.say(f"the run has not been ended: {run.advice}")
         raise
 
 
@@ -162,7 +162,9 @@ def stop(words: Sequence[str]) -> int:
     run_dir = options.run_dir.absolute()
     record = read_record(run_dir)
     if record is None:
-        raise ConfigError(f"{options.run_dir} is no run of `troupe cloud train`: it has no {FOLDER}/run.json")
+        raise ConfigError(
+            f"{options.run_dir} is not a run of `troupe cloud train`: it has no {FOLDER}/run.json"
+        )
     if record.ended:
         print(f"{options.run_dir} has ended ({record.ended}), and nothing of it is left in AWS")
         return 0
@@ -180,7 +182,7 @@ def _take_up(record: Record, options: argparse.Namespace, overrides: dict[str, A
         raise ConfigError(f"{run_dir} is a run of {record.preset}, not of {options.preset}")
     if overrides or options.var or options.sweep:
         what = f"--{next(iter(overrides))}" if overrides else "--var" if options.var else "--sweep"
-        raise ConfigError(f"a run that goes on keeps its configuration and machines: leave {what} out")
+        raise ConfigError(f"a continued run keeps its configuration and machines: leave out {what}")
     if options.until:
         parse_goal(options.until, evaluated=record.evaluated)
     record.budget_usd, record.until = options.budget, options.until
@@ -189,7 +191,7 @@ def _take_up(record: Record, options: argparse.Namespace, overrides: dict[str, A
 def _check_ready(record: Record) -> None:
     check_programs()
     if not record.region:
-        raise ConfigError("no region is chosen: export AWS_REGION=us-east-1")
+        raise ConfigError("no AWS region is set: choose one, such as export AWS_REGION=us-east-1")
 
 
 @contextlib.contextmanager

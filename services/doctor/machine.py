@@ -162,7 +162,7 @@ def processor(config: Config) -> Iterator[Check]:
     yield Check("processor", platform.machine(), f"{', '.join(has) or 'no vector units'}; {follows}")
     slow = platform.machine() == "x86_64" and bool(flags) and "avx2" not in flags
     if slow:
-        yield Check("processor", "avx2", "absent", "note", "networks are several times slower on this one")
+        yield Check("processor", "avx2", "absent", "note", "networks are several times slower without it")
     told = {name: os.environ[name] for name in _THREADS if name in os.environ}
     if told or usable_cores() == 1:
         yield Check("threads", "of libraries", ", ".join(f"{k}={v}" for k, v in told.items()) or "one core")
@@ -174,7 +174,9 @@ def processor(config: Config) -> Iterator[Check]:
     wanted = config.learner.torch_threads
     if wanted != "auto" and wanted > usable_cores():
         advice = f"--learner.torch_threads {usable_cores()}"
-        yield Check("threads", "learner.torch_threads", f"{wanted}, more than cores", "wrong", advice)
+        yield Check(
+            "threads", "learner.torch_threads", f"{wanted}, more than there are cores", "wrong", advice
+        )
 
 
 def _cpu_flags() -> set[str]:

@@ -103,6 +103,8 @@ def keys(directory: str) -> Iterator[Check]:
         if allowed is not None and allowed.role_of(own.public) != role:
             listed = allowed.role_of(own.public) or "nobody"
             advice = f"add `{role} {own.public.decode()}` to {ALLOWED_FILE} of the servers"
-            yield Check("keys", f"{role}.secret", f"the allow-list has it as {listed}", "wrong", advice)
+            yield Check(
+                "keys", f"{role}.secret", f"the allow-list gives it the role {listed}", "wrong", advice
+            )
         else:
-            yield Check("keys", f"{role}.secret", "can be used" + (", and is let in" if allowed else ""))
+            yield Check("keys", f"{role}.secret", "usable" + (", and in the allow-list" if allowed else ""))

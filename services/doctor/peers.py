@@ -41,9 +41,7 @@ def address(endpoint: str, keys: str, timeout_s: float) -> Iterator[Check]:
         config = config_from_dict(welcome.config, typed_agent=False)
         values, took_s = ask_status(context, endpoint, security, timeout_s)
         if values is None:
-            yield Check(
-                "learner", "status", "it is of a version that tells none", "note", "update the learner"
-            )
+            yield Check("learner", "status", "its version reports none", "note", "update the learner")
         else:
             if isinstance(values.get("clock_s"), int | float):
                 ahead_s = float(values["clock_s"]) - (time.time() - took_s / 2)
@@ -92,7 +90,7 @@ def ask_status(
             link.lost()  # raises where keys are in the way
     finally:
         link.close(0)
-    raise PeerError(f"{link} has not told its status within {timeout_s:.0f} s")
+    raise PeerError(f"{link} sent no status within {timeout_s:.0f} s")
 
 
 def _shard(context: Context, endpoint: str, security: Security | None, timeout_s: float) -> Check:

@@ -38,7 +38,7 @@ def run_directory(folder: Path, config: Config) -> Iterator[Check]:
     age_s = _age_s(folder / STATUS_FILE)
     live = bool(status) and age_s < FRESH_S
     if not status:
-        yield Check("run", STATUS_FILE, "none: the learner has not begun, or cannot write", "note")
+        yield Check("run", STATUS_FILE, "none: the learner has not started, or cannot write", "note")
     else:
         said = "" if live else f", {age_s:,.0f} s ago"
         note = f" ({status['note']})" if live and status.get("note") else ""
@@ -76,13 +76,13 @@ def _checkpoints(folder: Path) -> Iterator[Check]:
             advice = "remove it: a resumed run takes the next older one"
             yield Check("run", path.name, str(error).partition(": ")[2] or str(error), "wrong", advice)
         else:
-            yield Check("run", path.name, "as its manifest says")
+            yield Check("run", path.name, "matches its manifest")
 
 
 def _replay(folder: Path, config: Config) -> Iterator[Check]:
     shards = sorted(each for each in folder.glob("shard-*") if each.is_dir()) if folder.is_dir() else []
     if not shards:
-        yield Check("run", "replay", "no shard has its files here", "note")
+        yield Check("run", "replay", "no shard keeps its files here", "note")
         return
     size = sum(file.stat().st_blocks * 512 for shard in shards for file in shard.glob("*"))
     few = len(shards) < config.replay.shards
@@ -101,7 +101,7 @@ def _logs(folder: Path) -> Iterator[Check]:
         errors = [line for line in lines if _ERROR.search(line)]
         if errors:
             last = errors[-1] == lines[-1]
-            advice = f"the last line of {file}" if last else f"see {file}: it went on since"
+            advice = f"the last line of {file}" if last else f"see {file}: the service has continued since"
             yield Check("run", file.name, peer_text(errors[-1])[:300], "wrong" if last else "note", advice)
 
 
@@ -118,7 +118,7 @@ def members(status: Mapping[str, Any], config: Config, *, live: bool) -> Iterato
     metrics = status.get("metrics", {})
     if failed := metrics.get("learner/failed_writes_total", 0):
         advice = "make room where the run directory is; logs/learner.log says what failed"
-        yield Check("run", "writes", f"{failed:,.0f} of the record have failed", "wrong", advice)
+        yield Check("run", "writes", f"{failed:,.0f} failed", "wrong", advice)
     troubles = status.get("environments", {})
     if troubles.get("failures") or troubles.get("hangs"):
         figure = f"{troubles.get('failures', 0):,} failures, {troubles.get('hangs', 0):,} hangs"
@@ -133,10 +133,10 @@ def _member(peer: Mapping[str, Any]) -> Iterator[Check]:
     who = f"{name} on {host}" if host else name
     silent_s, ahead_s = float(peer.get("seen_s_ago") or 0.0), peer.get("clock_s")
     if silent_s >= silent_after_s(peer):
-        advice = "it hangs, is cut off, or gets no processor: see its log"
-        yield Check("members", who, f"has said nothing for {silent_s:.0f} s", "wrong", advice)
+        advice = "it hangs, is cut off, or is starved of CPU: see its log"
+        yield Check("members", who, f"silent for {silent_s:.0f} s", "wrong", advice)
     else:
-        yield Check("members", who, f"heard {silent_s:.1f} s ago")
+        yield Check("members", who, f"last heard {silent_s:.1f} s ago")
     if peer.get("error"):
         yield Check("members", f"{who}, last error", peer_text(str(peer["error"]))[:200], "note")
     if isinstance(ahead_s, int | float):

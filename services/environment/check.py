@@ -142,8 +142,8 @@ def _watch(child: subprocess.Popen[bytes], env_id: str, directory: Path, timeout
         if now_s - since_s > timeout_s or now_s - began_s > _CALLS_IN_ALL * timeout_s:
             where = running[0] if running else _MAKING
             raise BrokenError(
-                f"{env_id} hangs {where}: nothing came back for {now_s - since_s:.0f} s; "
-                f"--env.check_timeout_s {2 * timeout_s:.0f} waits longer"
+                f"{env_id} hangs {where}: no answer for {now_s - since_s:.0f} s; "
+                f"to wait longer, set --env.check_timeout_s {2 * timeout_s:.0f}"
             )
 
 

@@ -183,8 +183,8 @@ def _epsilon(config: Config, agent: Agent, options: argparse.Namespace) -> float
     if options.sampled:
         if not config.agent.draws_actions:
             raise ConfigError(
-                f"--sampled: {config.agent.algorithm} has no policy to draw from; --epsilon is its chance of "
-                "an action at random"
+                f"--sampled: {config.agent.algorithm} has no policy to sample from; --epsilon sets "
+                "the share of random actions"
             )
         return 1.0
     if options.greedy:

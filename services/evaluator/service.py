@@ -78,7 +78,9 @@ class Evaluator:
                 # Another evaluator may still hold the last part: it is handed out again if that one leaves.
                 end = end or Deadline(LAST_GAMES_S)
                 if end.expired:
-                    _log.warning("nothing of the last evaluation was left to play for %.0f s", end.elapsed_s)
+                    _log.warning(
+                        "no part of the last evaluation was left to play within %.0f s", end.elapsed_s
+                    )
                     return
             self._stop.wait(_POLL_S)
 

@@ -109,7 +109,7 @@ class Halving:
         same = all(mine == theirs for mine, theirs in zip(self.rungs, rungs, strict=False))
         if not same or record["eta"] != self.eta:
             raise ConfigError(
-                f"the sweep was begun with rungs at {rungs} steps and eta = {record['eta']}, not "
+                f"the sweep was started with rungs at {rungs} steps and eta = {record['eta']}, not "
                 f"{self.rungs} and {self.eta}: choose another --dir"
             )
         # With fewer steps in all there may be fewer rungs now.

@@ -67,7 +67,9 @@ class Others:
         """Keep the claims of this process, and take in what became of those of others."""
         for name in self._claims.beat():
             [job] = [each for each in self._runner.jobs if each.name == name]
-            self._runner.say(f"{name}: another process has it, since this one was not heard for too long")
+            self._runner.say(
+                f"{name}: another process took it over, because this one was silent for too long"
+            )
             job.abandon()
         if time.monotonic() < self._next_s:
             return
@@ -108,11 +110,11 @@ class Others:
             now_s, folder = time.monotonic(), self._runner.folder
             if self._failing_since_s is None:
                 self._failing_since_s = now_s
-                self._runner.say(f"the file system of {folder} fails, and is tried again: {cause}")
+                self._runner.say(f"the file system of {folder} fails, trying again: {cause}")
             if now_s - self._failing_since_s > PATIENCE_S and not ending:
                 raise PeerError(
                     f"the file system of {folder} has failed for {PATIENCE_S / 60:.0f} minutes ({cause}): "
-                    "mend it, then repeat the command, which resumes the runs"
+                    "fix it, then repeat the command, which resumes the runs"
                 ) from error
         else:
             self._failing_since_s = None

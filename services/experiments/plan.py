@@ -97,7 +97,7 @@ class Sweep:
                     found[other.name] = other
             # Within the loop: a grid of ten fields may mean more runs than memory holds.
             if len(found) > MAX_RUNS:
-                raise ConfigError(f"{self.source} means more than {MAX_RUNS:,} runs, which is the most")
+                raise ConfigError(f"{self.source} describes more than {MAX_RUNS:,} runs, the maximum")
         return list(found.values())
 
     @property
@@ -328,7 +328,7 @@ def _flat(source: str, tables: Mapping[str, Any]) -> Fields:
     fields: Fields = {}
     for section, values in tables.items():
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{source}: {section!r} stands outside any section; write agent.{section}")
+            raise ConfigError(f"{source}: {section!r} is outside any section; write agent.{section}")
         fields |= {canonical(f"{section}.{name}"): value for name, value in values.items()}
     return fields
 

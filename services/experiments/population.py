@@ -37,7 +37,7 @@ def check(source: str, space: Space, config: Config, members: int, interval_step
         ConfigError: names the field that cannot be explored, or what is missing.
     """
     if members < 2:
-        raise ConfigError(f"{source}: a population needs two runs at least: trials = 2")
+        raise ConfigError(f"{source}: a population needs at least two runs: trials = 2")
     for name in space:
         section, _, field = name.partition(".")
         role = role_of(type(getattr(config, section)), field.partition(".")[0])  # env.kwargs.X is of a table
@@ -209,8 +209,9 @@ class Population:
             or fields != set(self._space)
         ):
             raise ConfigError(
-                f"the sweep was begun with a population of {len(was)} runs that explore {', '.join(fields)} "
-                f"every {record['interval_steps']:,} steps: go on with that, or choose another --dir"
+                f"the sweep was started with a population of {len(was)} runs that explore "
+                f"{', '.join(fields)} "
+                f"every {record['interval_steps']:,} steps: continue that one, or choose another --dir"
             )
         self.initial = was
         self.members = {name: Member(**told) for name, told in record["members"].items()}

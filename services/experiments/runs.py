@@ -161,7 +161,9 @@ def read_run(path: Path) -> Run:
     }
     total = fields.get("run.total_steps")
     if not isinstance(total, int):
-        raise ConfigError(f"{path / CONFIG_FILE} is not that of a run: it has no run.total_steps")
+        raise ConfigError(
+            f"{path / CONFIG_FILE} is not the configuration of a run: it has no run.total_steps"
+        )
     status = read_status(path)
     saved = next((steps_of(newest) for newest in newest_first(path / "checkpoints")), None)
     # `status.json` is not forced to the disk: after a crash it may be older than the newest checkpoint.
@@ -195,7 +197,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         with readable(path):
             if not path.is_dir():
                 what = "is not a directory" if path.exists() else "does not exist"
-                raise ConfigError(f"{path} {what}: name a run directory, or one that has runs in it")
+                raise ConfigError(f"{path} {what}: name a run directory, or a directory that contains runs")
         # Limited, since somebody may name a home directory, or a folder with a link back to itself.
         below = list(_below(path, _MAX_DEPTH))
         if not below:

@@ -165,7 +165,9 @@ class Runner:
         # Optuna cannot use trials of another space, and would go on without a word as if they were of this
         # one.
         if record and record["tables"][SECTION].get("search") != now:
-            raise ConfigError(f"{self.folder} has a study of another [sweep.search]; choose another --dir")
+            raise ConfigError(
+                f"{self.folder} has a study with a different [sweep.search]; choose another --dir"
+            )
         return search.Study(self.sweep, self.folder)
 
     def _opened_course(self, record: dict[str, Any]) -> Course | None:
@@ -190,7 +192,7 @@ class Runner:
                 wanted = now.get(name, "its preset's")
                 raise ConfigError(
                     f"{self.folder} has a sweep in which {planned.name} {begun}, not {wanted}; "
-                    f"go on with that by `{resume_command(self.folder)}`, or choose another --dir"
+                    f"continue it with `{resume_command(self.folder)}`, or choose another --dir"
                 )
 
     def for_others(self) -> list[Job]:
@@ -210,7 +212,9 @@ class Runner:
     def run(self) -> None:
         """Run what is left, until all is over or a stop is asked for."""
         if self._left_alone:
-            self.say(f"runs of an earlier call that the sweep has no more: {', '.join(self._left_alone)}")
+            self.say(
+                f"runs of an earlier call that are no longer in the sweep: {', '.join(self._left_alone)}"
+            )
         self.save()
         try:
             while not self._stop and not self._all_over():
@@ -306,7 +310,7 @@ class Runner:
         if not running:
             return
         runs = "1 run" if len(running) == 1 else f"{len(running)} runs"
-        self.say(f"stopping {runs} with a checkpoint each (once more to stop at once)")
+        self.say(f"stopping {runs} with a checkpoint each (a second signal stops at once)")
         for job in running:
             job.stop()
         # A second Ctrl-C reaches this process only, since each run has a process group of its own: it is

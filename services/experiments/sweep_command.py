@@ -45,9 +45,9 @@ def sweep(words: Sequence[str]) -> int:
         folder = options.dir or Path("runs") / f"sweep-{Path(options.source).stem}"
     totals = checks.check(wanted)
     if options.slurm and (what := wanted.depends):
-        raise ConfigError(f"--slurm: the trials of {what} follow from each other, and are no job array")
+        raise ConfigError(f"--slurm: the trials of {what} depend on each other and cannot be a job array")
     if options.share and (what := wanted.depends):
-        raise ConfigError(f"--share: the trials of {what} follow from each other; run it on one machine")
+        raise ConfigError(f"--share: the trials of {what} depend on each other; run it on one machine")
     if options.share and options.slurm:
         raise ConfigError("--share and --slurm: choose one; Slurm itself divides a sweep over its nodes")
     # Of a sweep that has begun there may be nothing left to submit.
@@ -74,7 +74,10 @@ def sweep(words: Sequence[str]) -> int:
             _submit(options, wanted, folder, [job.name for job in left])
             return 0
         if options.slurm and (others := runner.unfinished):  # never to be trained here as well
-            print(f"{len(others)} runs are under way: the same command prints the table when they are over")
+            print(
+                f"{len(others)} runs are still running: the same command prints the table when "
+                "they have ended"
+            )
             return 0
         print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()

@@ -115,7 +115,7 @@ def _write_checkpoint(agent: Agent, config: Config, checkpoint: Checkpoint, out:
     with readable(out):
         # `prune` would otherwise take what is there for older checkpoints.
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} is there already: name a new directory, or remove it first")
+            raise ConfigError(f"{out} already exists: name a new directory, or remove it first")
     arrays = {f"net/{name}": array for name, array in agent.params().items()}
     names = ("steps", "updates", "agent", "troupe")
     known = {name: checkpoint.meta[name] for name in names if name in checkpoint.meta}

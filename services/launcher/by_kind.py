@@ -217,7 +217,7 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
             "--env.action_bins 11 where the action is one number" if one_choice else "a TOML file of your own"
         )
         raise ConfigError(
-            f"there are no values for {algo} with {kind} and {actions} actions, as {spec.id} has them: "
+            f"{algo} has no starting values for {kind} and {actions} actions, which {spec.id} has: "
             f"take --algo ppo, or {other}"
         )
     fields = dict(start.fields)

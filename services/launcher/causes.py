@@ -11,9 +11,9 @@ WAITS = 0.3
 """A learner that waits for batches for this share of the time is not what limits the run."""
 _SATURATED = 0.9  # of the cores
 _LAG = 50.0  # versions that are as loud as anything
-GATHER = "--inference.timeout_ms that lets them gather"
+GATHER = "--inference.timeout_ms long enough to gather them"
 SLOW_PARAMS = (
-    "for parameters that are slow on their way: --learner.publish_dtype bfloat16, a larger "
+    "faster delivery of parameters: --learner.publish_dtype bfloat16, a larger "
     "--learner.publish_period_updates, or actors with --relay"
 )
 

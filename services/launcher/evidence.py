@@ -173,7 +173,7 @@ def of_run(folder: Path, config: Config | None = None) -> Evidence:
     status = read_status(folder)
     error = _learner_error(folder / LOG, status)
     if not error and not any(name.startswith("learner/") for name in values):
-        raise ConfigError(f"{folder} has recorded nothing of its learning yet: see {LOG}")
+        raise ConfigError(f"{folder} has no record of learning yet: see {LOG}")
     metrics = {name: _typical(name, by_source) for name, by_source in values.items()}
     peaks = {name: max(map(max, by_source.values())) for name, by_source in values.items()}
     return Evidence(config, metrics, returns, peaks, status.get("environments"), error)

@@ -65,7 +65,7 @@ def _said(process: subprocess.Popen[str], config: Config, stop: StopSignal) -> s
             )
     code = process.returncode
     if code < 0:
-        raise DatasetError(f"data set {name}: reading it ended by signal {-code}: it may be damaged")
+        raise DatasetError(f"data set {name}: its reader was killed by signal {-code}: it may be damaged")
     if code:
         said = (errors.strip().splitlines() or [f"reading the data set {name} failed with code {code}"])[-1]
         kind = ConfigError if code == ConfigError.exit_code else TroupeError

@@ -14,7 +14,7 @@ from troupe.services.launcher.view import RunView
 Run = TypeVar("Run")
 Threshold = TypeVar("Threshold")
 
-STARTING = "starting: services load their libraries (some seconds, longer on a busy machine)"
+STARTING = "starting: services are loading their libraries (a few seconds, longer on a busy machine)"
 TOO_EARLY = "too early to say what limits training"
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
@@ -101,16 +101,19 @@ def _state(view: RunView) -> tuple[str, str] | None:
         ended = "complete" if view.steps >= view.total_steps else "stopped"
         return (f"waiting for {', '.join(left)} to end" if left else ended), ""
     if view.disk:
-        return view.disk, "make room there: until then nothing is recorded, and replay may hold actors up"
+        return (
+            view.disk,
+            "free some space there: until then nothing is recorded, and replay may hold up the actors",
+        )
     well = ("running", "done", "stopped")
     troubled = [s for s in view.services if s.state not in well and s.name not in PAGES]
     if troubled:
         return f"{troubled[0].name}: {troubled[0].state}", ""
     if view.silent:
         named = sorted(view.silent.items(), key=lambda item: -item[1])
-        words = ", ".join(f"{name} has said nothing for {age_s:.0f} s" for name, age_s in named[:3])
+        words = ", ".join(f"{name} has been silent for {age_s:.0f} s" for name, age_s in named[:3])
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-        return words + more, "it hangs, or gets no processor: see its log"
+        return words + more, "it hangs, or is starved of CPU: see its log"
     if view.note:
         return view.note, ""
     items = view.metrics.get("replay/items")
@@ -120,11 +123,11 @@ def _state(view: RunView) -> tuple[str, str] | None:
     if items < view.min_items and not view.metrics.get("speed/updates_per_s"):
         if view.config is not None and view.config.run.offline:
             return (
-                "waiting for replay to serve the data set: no shard has joined, or it is starting still",
+                "waiting for replay to serve the data set: no shard has joined yet; it may still be starting",
                 "",
             )
         if view.actors == 0:
-            return "waiting for the first actor: none has joined, it may be starting still", ""
+            return "waiting for the first actor: none has joined yet; it may still be starting", ""
         return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
     if view.elapsed_s < _SETTLED_S:
         return TOO_EARLY, ""
@@ -138,8 +141,8 @@ LIMITS = (
         causes.full_disk,
         ("replay/evicted_early_per_s",),
         0.0,
-        "bottleneck: a full disk (replay drops {lost:,.0f} of its oldest items a second: it has no room)",
-        "make room on the disk of the run's replay/, or lower --replay.capacity_items or --replay.max_bytes",
+        "bottleneck: a full disk (replay removes {lost:,.0f} of its oldest items a second for lack of space)",
+        "free space on the disk of the run's replay/, or lower --replay.capacity_items or --replay.max_bytes",
     ),
     Limit(
         "environment",
@@ -148,7 +151,7 @@ LIMITS = (
         ("actor/env_ms", "actor/cpu_cores", "learner/wait_share"),
         0.0,
         "bottleneck: the environment takes {step_ms:,.0f} ms a step",
-        "--actor.env_threads (or --env.processes) steps several at a time",
+        "--actor.env_threads (or --env.processes) steps several copies at a time",
     ),
     Limit(
         "one-actor",
@@ -156,9 +159,9 @@ LIMITS = (
         causes.slow_actor,
         ("actor/steps_per_s", "actor/slots"),
         0.15,
-        "bottleneck: {name} makes {rate:,.1f} steps a second and slot, others {usual:,.1f} "
+        "bottleneck: {name} makes {rate:,.1f} steps per second and slot, the others {usual:,.1f} "
         "(its environment takes {env_ms:,.0f} ms a round)",
-        "look at its machine, or give it fewer slots (`troupe actor --slots`)",
+        "check its machine, or give it fewer slots (`troupe actor --slots`)",
     ),
     Limit(
         "old-parameters",
@@ -178,7 +181,7 @@ LIMITS = (
         0.3,  # the scheduler alone causes less where cores are free
         "bottleneck: this machine, busy with other programs (the run gets {busy:.1f} of the "
         "{wanted:.1f} cores that it could use)",
-        "fewer of them would help",
+        "stop some of them, or use a separate machine",
         "fewer other programs, or a separate machine",
     ),
     Limit(
@@ -248,7 +251,7 @@ LIMITS = (
         causes.unpacking,
         ("learner/unpack_share", "learner/wait_share"),
         0.3,
-        "bottleneck: unpacking batches takes the learner's thread {share:.0%} of the time",
+        "bottleneck: unpacking batches keeps the learner's prefetch thread busy {share:.0%} of the time",
         "--replay.compression none if link and memory have room, or a smaller --replay.batch_size",
     ),
     Limit(
@@ -266,7 +269,7 @@ LIMITS = (
         causes.compression,
         ("actor/compression_ratio", "actor/pack_share", "inference/pack_share", "learner/unpack_share"),
         0.0,
-        "compression takes {cost:.0%} of the time of a core and makes observations {ratio:.2f} times smaller",
+        "compression takes {cost:.0%} of a core and makes observations {ratio:.2f} times smaller",
         "--replay.compression none",
     ),
     Limit(
@@ -285,7 +288,7 @@ LIMITS = (
         ("learner/wait_share",),
         0.0,
         "acting and learning take turns ({waits})",
-        "agent.max_staleness = 1 would let them overlap; PPO then wants agent.decoupled = true",
+        "agent.max_staleness = 1 would let them overlap; PPO then needs agent.decoupled = true",
     ),
     Limit(
         "actors",

@@ -206,7 +206,7 @@ class _Launcher:
                 self._show()
             self._stop.wait(_POLL_S)
         saving = ": the learner writes a checkpoint" if has_checkpoint(self._run_dir) else ""
-        _log.info("stopping on request%s (once more to stop at once)", saving)
+        _log.info("stopping on request%s (a second signal stops at once)", saving)
 
     def _check_learned(self) -> None:
         """Raise the learner's error where the run got its steps while the learner died of each update.
@@ -215,7 +215,9 @@ class _Launcher:
         """
         failure = self._learner.failure
         if failure is not None and not read_status(self._run_dir).get("updates_since_start"):
-            raise type(failure)(f"the run has its steps, but they were not learned from: {failure}")
+            raise type(failure)(
+                f"the run made all of its steps but has not learned from all of them: {failure}"
+            )
 
     def _tell_refill(self, status: dict[str, Any], written_ns: int) -> None:
         """Say, once every shard has reported, whether a resumed run has its items or must store them."""
@@ -250,7 +252,7 @@ class _Launcher:
         ):
             killed = stop(group, timeout_s, hurry)
             if killed:
-                why = "as a second signal asked for" if hurry() else "which did not stop in time"
+                why = "on the second signal" if hurry() else "which did not stop in time"
                 _log.warning("killed %s, %s", ", ".join(killed), why)
             self._show(final=True)
 
@@ -297,7 +299,7 @@ class _Launcher:
         self._say(f"{verb} {self._config.env.id} in {self._run_dir}")
         self._say(f"{self._pages_line()}logs: {self._run_dir / 'logs'}   stop: Ctrl-C")
         if self._damaged:
-            self._say(f"{self._damaged}; going on from the newest whole one")
+            self._say(f"{self._damaged}; continuing from the newest whole one")
         total = self._config.run.total_steps
         if not self._resume and total <= self._min_items:  # a step adds one item at most
             self._say(
@@ -337,15 +339,15 @@ class _Launcher:
             self._say(f"to evaluate: {_how_to_evaluate(self._run_dir, self._config)}")
         if view.steps < view.total_steps:
             if not has_checkpoint(self._run_dir):
-                self._say("stopped before the first checkpoint: there is nothing to go on with")
+                self._say("stopped before the first checkpoint: nothing to resume")
                 return
             saved = saved_steps(self._run_dir)  # fewer where it was stopped at once, or killed
             kept = f", saved at {saved:,}" if saved < view.steps else ""
-            self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps{kept}; go on with:")
+            self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps{kept}; to continue:")
             self._say(f"  {_search_path(self._config)}{own_command()} resume {shell_path(self._run_dir)}")
             return
         if not view.updates:
-            needs = f", for replay wants {self._min_items:,} items first" if self._min_items else ""
+            needs = f", because replay needs {self._min_items:,} items first" if self._min_items else ""
             self._say(f"nothing was learned: the run was too short for an update{needs}")
         for line in _how_to_extend(self._run_dir, self._config, view.steps, view.total_steps):
             self._say(line)
@@ -411,4 +413,4 @@ def _how_to_extend(run_dir: Path, config: Config, steps: int, total_steps: int) 
     """What to say of a run that has all its steps."""
     resume = f"{_search_path(config)}{own_command()} resume {shell_path(run_dir)}"
     command = f"{resume} --total-steps {2 * max(steps, total_steps)}"
-    return [f"complete at {steps:,} steps; to go on, raise the total:", f"  {command}"]
+    return [f"complete at {steps:,} steps; to continue, raise the total:", f"  {command}"]

@@ -38,10 +38,10 @@ FAULTS = (
         "there are no updates, or the run has ended with an error",
         causes.learner_dies,
         (LOG,),
-        "it ended with an error, and no update has come since",
-        "the learner died of an error, and no update has come since: {error}",
+        "it ended with an error, and there has been no update since",
+        "the learner died with an error, and there has been no update since: {error}",
         f"{LOG} has the traceback; troupe train --serial shows it at once, and a debugger stops there",
-        f"the line that it names: {LOG} has the traceback, and `troupe train --serial` shows it at once",
+        f"fix the line that it names: {LOG} has the traceback, and `troupe train --serial` shows it at once",
     ),
     Fault(
         "failing-episodes",
@@ -49,10 +49,10 @@ FAULTS = (
         causes.failing_episodes,
         ("actor/env_restarts_total", "train/episodes"),
         f"{causes.FAILED:.0%} of the episodes, {causes.FEW_FAILED} or more",
-        "{share:.0%} of the episodes ({failed:,} of {begun:,}) end in a failure of the environment, which "
-        "discards what was not stored of them; the last: {last}",
-        "mend it there, and play for longer with troupe env check {env} --steps 10000; see logs/actor-0.log",
-        "mend the line that it names, and play for longer with `troupe env check ID --steps 10000`",
+        "{share:.0%} of the episodes ({failed:,} of {begun:,}) ended with a failure of the environment, "
+        "and their unstored steps were discarded; the last: {last}",
+        "fix it there, then test for longer with troupe env check {env} --steps 10000; see logs/actor-0.log",
+        "fix the line that it names, then test for longer with `troupe env check ID --steps 10000`",
     ),
     Fault(
         "inputs",
@@ -76,7 +76,8 @@ FAULTS = (
         f"all episodes have the same length, {causes.LONG:g} steps or more, and their ends look like any "
         "other step",
         "every episode terminates after {steps:,.0f} steps, and the observation does not show it (ends look "
-        "alike by {seen:.0%}, 50 % being chance): values treat a time limit as the end of all rewards",
+        "alike in {seen:.0%} of cases, and chance is 50 %): values treat a time limit as the end of "
+        "all rewards",
         "return truncated, not terminated, from the environment when its time is up",
     ),
     Fault(
@@ -96,8 +97,8 @@ FAULTS = (
         causes.reward_scale,
         ("learner/reward_size", "learner/reward_size_learned"),
         f"rewards of {causes.LARGE:g} or more, or of {causes.SMALL:g} or less, not normalised",
-        "rewards are up to {raw:.3g} in size, {size:.3g} after scaling: step sizes and clips are made for "
-        "about 1",
+        "rewards are up to {raw:.3g} in size, {size:.3g} after scaling: step sizes and clipping "
+        "assume about 1",
         "{advice}",
         "--agent.reward_scale, --agent.normalize_rewards true or --agent.normalize_returns true, or "
         "--env.reward_clip sign",
@@ -119,7 +120,7 @@ FAULTS = (
         causes.stale,
         ("replay/sampled_staleness",),
         f"{causes.OLD_ON_POLICY:g} versions for several passes, {causes.OLD:g} for IMPALA",
-        "experience is {age:.0f} versions old when it is learned from: it describes another policy",
+        "experience is {age:.0f} versions old when it is learned from: it comes from another policy",
         "{advice}",
         "--agent.max_staleness 1, and a queue of about one batch in [[replay.tables]]",
     ),
@@ -129,8 +130,9 @@ FAULTS = (
         causes.discount,
         ("learner/reward_share",),
         f"rewards are {causes.HORIZONS:g} horizons, 1 / (1 - gamma), apart",
-        "rewards come every {gap:.0f} steps, over which gamma {gamma:g} leaves {left:.1g} of them: the steps "
-        "that lead to them have no value",
+        "rewards come every {gap:.0f} steps, over which gamma {gamma:g} leaves {left:.1g} of their "
+        "value: the "
+        "steps that lead to them get no credit",
         "a larger --agent.gamma, such as {better:g}",
         "a larger --agent.gamma",
     ),
@@ -147,7 +149,7 @@ FAULTS = (
     ),
     Fault(
         "entropy",
-        "the agent always does the same, and returns stay low",
+        "the agent always does the same thing, and returns stay low",
         causes.entropy,
         ("learner/entropy_share", "train/episode_return"),
         f"{causes.FLAT:.0%} of the maximum entropy, and returns have not risen",
@@ -196,7 +198,7 @@ FAULTS = (
     ),
     Fault(
         "exploration",
-        "the agent always does the same",
+        "the agent always does the same thing",
         causes.exploration,
         ("learner/epsilon", "train/episode_return"),
         "random actions below 0.5 %, and returns have not risen",

@@ -162,7 +162,11 @@ def entropy(run: Evidence) -> Figures | None:
 def dead_units(run: Evidence) -> Figures | None:
     """Units of a layer never switch."""
     layer, share = run.worst("learner/dead_share")
-    figures: dict[str, Any] = {"layer": layer, "share": share, "how": "give the same for all observations"}
+    figures: dict[str, Any] = {
+        "layer": layer,
+        "share": share,
+        "how": "give the same output for all observations",
+    }
     other, saturated = run.worst("learner/saturated_share")
     if saturated > share:
         share, figures = saturated, {"layer": other, "share": saturated, "how": "are at -1 or 1"}

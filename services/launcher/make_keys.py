@@ -38,7 +38,9 @@ def new(words: Sequence[str]) -> int:
         return 0
     make_keys(options.directory)
     print(f"made keys for {', '.join(KEY_ROLES)} in {options.directory}")
-    print(f"services find them by --keys {options.directory} or TROUPE_NET__KEYS_DIR; docs/security.md")
+    print(
+        f"give them to services with --keys {options.directory} or TROUPE_NET__KEYS_DIR; see docs/security.md"
+    )
     return 0
 
 

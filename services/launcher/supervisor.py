@@ -34,8 +34,8 @@ _STACKS_S = 0.5
 FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
 _ERROR_TYPES: dict[int, type[TroupeError]] = {**FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
 _WITHOUT_A_WORD: dict[int, str] = {
-    signal.SIGKILL: "killed from outside, perhaps for want of memory",
-    signal.SIGTERM: "told to stop from outside",
+    signal.SIGKILL: "killed from outside, possibly for lack of memory",
+    signal.SIGTERM: "stopped from outside",
 }
 _PLACED = re.compile(r"(\w+): .*( \([^()]+:\d+\))")
 """How an error of a user's own code is told: see `raised_where`."""
@@ -183,7 +183,7 @@ class Child:
             return
         silent_s = self._signs.silent_s()
         if silent_s >= self.spec.hang_s:
-            self._hung = f"it gave no sign of life for {silent_s:.0f} s (run.hang_s) and was killed"
+            self._hung = f"it did not respond for {silent_s:.0f} s (run.hang_s) and was killed"
             self._process.send_signal(signal.SIGUSR1)  # see enable_stack_dumps
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STACKS_S)

@@ -61,7 +61,9 @@ def train(
     spec = check_runnable(loaded, play=True)
     config = _with_beginning(_with_dataset(loaded.config, spec), spec)
     if config.run.offline and instead is not None:
-        raise ConfigError("with a data set nobody acts: leave out --serial and --deterministic, or --offline")
+        raise ConfigError(
+            "nothing acts when training from a data set: leave out --serial and --deterministic, or --offline"
+        )
     run_dir = run_dir or dated_directory(run_name(preset, algo, config.env.id))
     check_unused(run_dir)
     check_writable(run_dir, "run directory")
@@ -215,7 +217,8 @@ def _check_addresses(loaded: Loaded) -> None:
     chosen = [f"net.{name}" for name in loaded.chosen("net") if name in addresses]
     if chosen:
         raise ConfigError(
-            f"{', '.join(chosen)} ({loaded.origins[chosen[0]]}) would do nothing: a run on one machine has "
+            f"{', '.join(chosen)} ({loaded.origins[chosen[0]]}) would have no effect: a run on one "
+            "machine has "
             "private sockets; leave out its addresses, or start the services one by one (docs/services.md)"
         )
 

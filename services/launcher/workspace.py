@@ -70,7 +70,7 @@ def socket_directory() -> Iterator[Path]:
         path = Path(tempfile.mkdtemp(prefix=f"troupe-{os.getpid()}-", dir=parent))
     except OSError as error:
         raise ConfigError(
-            f"cannot make a directory for sockets ({error}); set TMPDIR to another place"
+            f"cannot make a directory for sockets ({error}); set TMPDIR to another directory"
         ) from error
     _remove_abandoned(path.parent)
     try:
@@ -217,11 +217,11 @@ def _free_port(wanted: int, page: str, field: str, taken: int = 0) -> int:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(
-                    f"port {port} for {page} is not usable ({error.strerror}); "
-                    f"set {field} to another one, or to 0 to do without"
+                    f"port {port} for {page} cannot be used ({error.strerror}); "
+                    f"set {field} to another port, or to 0 to turn it off"
                 ) from error
     raise ConfigError(
-        f"ports {wanted} to {last} for {page} are in use; set {field} to another one, or to 0 to do without"
+        f"ports {wanted} to {last} for {page} are in use; set {field} to another port, or to 0 to turn it off"
     )
 
 

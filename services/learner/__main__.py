@@ -94,14 +94,14 @@ def run_config(
         exists = file.exists()
     if preset is None:
         if not exists:
-            raise ConfigError(f"{run_dir} has no config.toml: name a preset to begin a new run there")
+            raise ConfigError(f"{run_dir} has no config.toml: name a preset to start a new run there")
         # Without variables: the file has been written from them, and they may have changed since.
         config = load_config(None, file, overrides, {})
         check_resumable(read_config(file), config)
         return config
     if exists and not resume:
         raise ConfigError(
-            f"{run_dir} has a run already: leave out {preset!r}, and add --resume to go on with it"
+            f"{run_dir} already has a run: leave out {preset!r}, and add --resume to continue it"
         )
     if exists:
         config = _changed_config(file, preset, overrides)

@@ -29,7 +29,7 @@ class GpuMeter:
         try:
             import pynvml
         except ImportError:
-            _log.info("use and power of the GPU are not measured: %s", install_command("gpu"))
+            _log.info("GPU usage and power are not measured: %s", install_command("gpu"))
             return
         self._nvml = pynvml
         try:
@@ -37,7 +37,7 @@ class GpuMeter:
             uuid = torch.cuda.get_device_properties(device).uuid
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         except pynvml.NVMLError as error:
-            _log.warning("use and power of the GPU are not measured: %s", error)
+            _log.warning("GPU usage and power are not measured: %s", error)
 
     def metrics(self) -> dict[str, float]:
         """Share of the last moments in which it worked (0 to 1), watts, bytes in use by all processes.

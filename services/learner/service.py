@@ -461,7 +461,8 @@ class Learner:
         """Publish the last parameters and wait, within a limit, until they have been evaluated."""
         if self._complete_before:
             _log.info(
-                "the run was complete at %d steps; to go on, raise run.total_steps", self.counters.steps
+                "the run was already complete at %d steps; to continue, raise run.total_steps",
+                self.counters.steps,
             )
         self._publish()
         # The status first: who sees a service leave looks there for whether that is in order.
@@ -487,7 +488,7 @@ class Learner:
     def _stay_for_latecomers(self) -> None:
         """Answer for a while: services that start together with this one would wait for a learner."""
         _log.info(
-            "the run is complete at %d steps; telling services that join, for %.0f s",
+            "the run is complete at %d steps; waiting %.0f s to tell services that join",
             self.counters.steps,
             self._linger_s,
         )
@@ -505,7 +506,7 @@ class Learner:
             joined = here
             limit = deadline if joined else start
             if limit.expired:
-                _log.warning("the last evaluation did not come within %.0f s", limit.elapsed_s)
+                _log.warning("the last evaluation did not arrive within %.0f s", limit.elapsed_s)
                 return
             note = "last evaluation" if joined else "waiting for the evaluator to start"
             if self._throttle(note):
@@ -527,7 +528,7 @@ class Learner:
                 self.reporter.tick,
                 self.control,
                 self.prefetch.waited_s,
-                note="the learner ends: it writes what is left to the disk",
+                note="the learner is finishing: writing what is left to disk",
                 force=True,
                 ended=bool(self.stop) or self._complete(),
             )

@@ -169,7 +169,7 @@ def _trajectory(
             return None
         for each in specs:
             if each.bad_rows(fields[each.name]) is not None:
-                raise DatasetError(f"replay holds a value of {each.name} that nobody could learn from")
+                raise DatasetError(f"replay holds a value of {each.name} that cannot be learned from")
         shown = fields["obs"]
         if spec.stack:
             stacks = np.lib.stride_tricks.sliding_window_view(shown, spec.stack, axis=0)

@@ -50,7 +50,7 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
     folder = folder.resolve()
     if os.path.ismount(folder):
         raise ConfigError(
-            f"{folder} is a mount point, which no rename can make whole: give a folder in it, such as "
+            f"{folder} is a mount point, which a rename cannot replace: give a folder in it, such as "
             f"--data-dir {folder / 'data'}"
         )
     try:

@@ -265,9 +265,11 @@ class RequestHandlers:
         if self._parked or self._unread.blocked(peer) or self._try(parked) is not None:
             # Before the limit for all, so that one peer cannot use it up.
             if self._parked_by_peer[peer] >= MAX_PARKED_PER_PEER:
-                raise RefusedError(messages.TOO_MANY, f"{MAX_PARKED_PER_PEER} requests of yours wait already")
+                raise RefusedError(
+                    messages.TOO_MANY, f"{MAX_PARKED_PER_PEER} of your requests are waiting already"
+                )
             if len(self._parked) >= MAX_PARKED:
-                raise RefusedError(messages.TOO_MANY, f"{MAX_PARKED} requests wait already")
+                raise RefusedError(messages.TOO_MANY, f"{MAX_PARKED} requests are waiting already")
             self._parked_by_peer[peer] += 1
             self._parked.append(parked)
 
@@ -324,7 +326,7 @@ class RequestHandlers:
     def _on_status(self, envelope: Envelope, body: messages.Status) -> messages.StatusOk:
         key = envelope.key.public
         if key and not self._status_of.setdefault(key, claims.status()).take():
-            raise RefusedError(messages.TOO_MANY, "more STATUS than those with one key may ask for")
+            raise RefusedError(messages.TOO_MANY, "too many STATUS requests with one key")
         return messages.StatusOk(values=self._status())
 
     def _on_snapshot(self, envelope: Envelope, body: messages.SnapshotRequest) -> messages.SnapshotOk:

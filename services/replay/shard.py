@@ -102,8 +102,8 @@ def address_towards(learner: str, endpoint: str) -> str:
         local = _host_towards(learner_host.strip("[]"), learner_port)
     if not local or ipaddress.ip_address(local).is_loopback:
         raise ConfigError(
-            f"bound to every interface, but the learner at {learner} does not tell by which one others "
-            f"reach this shard: give --advertise tcp://HOST:{port}"
+            f"bound to every interface, but the learner at {learner} does not show by which one "
+            f"others reach this shard: give --advertise tcp://HOST:{port}"
         )
     return f"tcp://[{local}]:{port}" if ":" in local else f"tcp://{local}:{port}"
 
@@ -172,7 +172,8 @@ def open_replay(
     )
     if options.max_bytes is not None and replay.budget_bytes < options.max_bytes:
         _log.warning(
-            "%s was made for %d bytes and keeps to them, not %d: for more, start with another --data-dir",
+            "%s was made for %d bytes and keeps that size, not %d: to change it, start with another "
+            "--data-dir",
             options.data_dir,
             replay.budget_bytes,
             options.max_bytes,
@@ -189,6 +190,6 @@ def restore(source: str, folder: Path, tables: Sequence[TableConfig], run: str |
         source = os.path.abspath(source)
     items = restore_snapshot(source, folder, _log.info, run=run, tables=tables)
     if items is None:
-        _log.info("%s was restored from %s before: it goes on from what it holds now", folder, source)
+        _log.info("%s was restored from %s before: continuing from what it holds now", folder, source)
     else:
         _log.info("restored the snapshot in %s: %d items", source, items)

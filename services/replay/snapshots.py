@@ -39,7 +39,9 @@ class Snapshots:
             # One at a time: two would read the same disk at half the speed each, and hold twice the copies of
             # the tables.
             if last is not None and last.progress.state == "running":
-                raise RefusedError("snapshot", f"one to {last.progress.destination} is on its way")
+                raise RefusedError(
+                    "snapshot", f"a snapshot to {last.progress.destination} is being written already"
+                )
             try:
                 place = self._permit(destination)
                 self._check_outside(place)
@@ -77,7 +79,7 @@ class Snapshots:
         """The place that `destination` is, whatever links lead to it. Raises RefusedError."""
         if self._permitted is None:
             raise RefusedError(
-                "snapshot", "not without keys here: start the shard with --snapshot-to DIRECTORY"
+                "snapshot", "this shard writes none without keys: start it with --snapshot-to DIRECTORY"
             )
         # Resolved once, and what was looked at is what is written: a link that changes in between leads
         # nowhere else.
@@ -85,14 +87,16 @@ class Snapshots:
         below = posixpath.join(_resolved(self._permitted), "")
         # With the slash: `/backup-of-others` is not below `/backup`.
         if self._permitted and not posixpath.join(place, "").startswith(below):
-            raise RefusedError("snapshot", f"only below {self._permitted}")
+            raise RefusedError("snapshot", f"this shard writes snapshots only below {self._permitted}")
         return place
 
     def _check_outside(self, place: str) -> None:
         """Refuse what would be kept in the shard itself."""
         scheme = "" if _is_path(place) else place.partition("://")[0]
         if "memory" in scheme.lower().split("::"):
-            raise RefusedError("snapshot", "one in this shard's memory would end with it, and fill it")
+            raise RefusedError(
+                "snapshot", "a snapshot in this shard's memory would fill it, and be lost with it"
+            )
         own = os.path.realpath(self._replay.folder)
         if not scheme and posixpath.join(place, "").startswith(posixpath.join(own, "")):
             raise RefusedError("snapshot", f"{own} is the shard's own --data-dir: choose another directory")

@@ -113,7 +113,7 @@ def slurm(words: Sequence[str]) -> int:
     log = shell_path(job.file.parent / f"{number}.log")
     print(f"submitted as job {number}: `squeue --job {number}`, `tail -f {log}`")
     print(f"watch the run: {own_command('tensorboard')} --logdir {shell_path(run_dir / 'tensorboard')}")
-    print(f"stop it with a checkpoint: scancel {number}; go on: sbatch {shell_path(job.file)}")
+    print(f"stop it with a checkpoint: scancel {number}; continue: sbatch {shell_path(job.file)}")
     return 0
 
 
@@ -175,7 +175,7 @@ def _job(options: argparse.Namespace, loaded: Loaded, run_dir: Path, fields: dic
     if actor_nodes < 1:
         raise ConfigError(
             f"--nodes {options.nodes} leaves none for actors: one is for learner and replay, one for "
-            "evaluators; say --nodes 3 or more, or --evaluator.enabled false"
+            "evaluators; use --nodes 3 or more, or --evaluator.enabled false"
         )
     if config.learner.processes > 1:
         raise ConfigError(

@@ -231,7 +231,10 @@ def _filled(template: str, **values: str) -> str:
 
 def _one_line(text: str) -> str:
     if not text.isprintable():  # the rest of a comment, or of a `#SBATCH` line, would be a command
-        raise ConfigError(f"{text!r} cannot stand in a job script: it has a line break or the like in it")
+        raise ConfigError(
+            f"{text!r} cannot be used in a job script: it contains a line break or "
+            "another unprintable character"
+        )
     return text
 
 
@@ -259,7 +262,8 @@ def check_installed() -> None:
     """
     if shutil.which("sbatch") is None:
         raise ConfigError(
-            "this machine has no sbatch: say the same on a login node of the cluster, or add --dry-run to "
+            "this machine has no sbatch: run the same command on a login node of the cluster, or add "
+            "--dry-run to "
             "write the job script only"
         )
 
@@ -275,7 +279,8 @@ def submit(file: Path) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_ANSWER_S)
     except FileNotFoundError:
         raise ConfigError(
-            f"this machine has no sbatch: on one of the cluster's, say `sbatch {shlex.quote(str(file))}`"
+            "this machine has no sbatch: on a login node of the cluster, run `sbatch "
+            f"{shlex.quote(str(file))}`"
         ) from None
     except subprocess.TimeoutExpired:
         raise ConfigError(f"sbatch gave no answer in {_ANSWER_S:.0f} s: try again") from None

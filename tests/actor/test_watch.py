@@ -158,5 +158,5 @@ def test_a_process_that_hangs_for_good_ends_with_its_reason() -> None:
     assert done.returncode == 70, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"troupe: error: {BROKEN} hangs at step 1, slot 0, for ")
-    assert last.endswith(": the actor ends, to be started again")
+    assert last.endswith(": the actor exits so that it can be restarted")
     assert "tests/envs/broken.py" in done.stderr  # where it hangs

@@ -172,7 +172,7 @@ def test_resumed_it_learns_as_if_it_had_not_stopped(name, env):
         np.testing.assert_array_equal(array, saved[key], err_msg="what was saved has changed since")
     with pytest.raises(CheckpointError, match="another"):
         second.load_state(arrays, {**meta, "algorithm": "another"})
-    with pytest.raises(CheckpointError, match="nothing of its agent"):
+    with pytest.raises(CheckpointError, match="does not describe its agent"):
         second.load_state(arrays, "x")
     with pytest.raises(CheckpointError, match="does not fit"):
         second.load_state({}, meta)

@@ -141,7 +141,7 @@ def test_noise_without_quantiles_goes_on_where_it_stopped():
 
 
 def test_a_ladder_of_random_actions_beside_it_is_refused():
-    with pytest.raises(ConfigError, match="epsilon_base means nothing with noise"):
+    with pytest.raises(ConfigError, match="epsilon_base has no effect with noise"):
         load_config("cartpole-apex", None, {"agent.noise": "0.5", "agent.epsilon_base": "0.2"}, {})
 
 

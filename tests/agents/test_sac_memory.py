@@ -232,6 +232,6 @@ def test_what_was_said_is_repeated_by_whoever_remembers(memory):
 
 def test_fields_of_memory_mean_nothing_without_one():
     for name, value in {"burn_in_steps": "7", "across_episodes": "true", "see_last_step": "false"}.items():
-        with pytest.raises(ConfigError, match=f"{name} means nothing without memory"):
+        with pytest.raises(ConfigError, match=f"{name} has no effect without memory"):
             load_config("pendulum-sac", overrides={f"agent.{name}": value})
     assert not math.isnan(load_config("pendulum-sac", overrides={"agent.lstm_units": "8"}).agent.gamma)

@@ -40,7 +40,7 @@ def test_a_size_is_bounded(algorithm, name, value):
 @pytest.mark.parametrize("algorithm", ["apex", "impala", "policy_gradient", "r2d2"])
 def test_a_network_that_is_larger_than_memory_is_refused_before_it_is_made(algorithm):
     config = agent_model(algorithm)(mlp_units=(1 << 16,) * 64)
-    with pytest.raises(ConfigError, match=r"the network would take [\d,.]+ GiB of the [\d,.]+ GiB of memory"):
+    with pytest.raises(ConfigError, match=r"the network would need [\d,.]+ GiB of the [\d,.]+ GiB of memory"):
         make_agent(config, make_spec(EnvConfig(id="gym:CartPole-v1")))
 
 

@@ -37,13 +37,16 @@ BAD_INPUT = [
     ("train pong-apex --env.id gym:ALE/Breakout-v5", ["did you mean atari:breakout?"]),
     ("train pong-apex --env.id PongNoFrameskip-v4", ["did you mean atari:pong?"]),
     ("train pong-apex --env.id CartPole-v1", ["did you mean gym:CartPole-v1?"]),
-    ("train PongNoFrameskip-v4", ["no preset but an environment", "--algo NAME --env PongNoFrameskip-v4"]),
+    ("train PongNoFrameskip-v4", ["is an environment, not a preset", "--algo NAME --env PongNoFrameskip-v4"]),
     ("train --env gym:CartPole-v1", ["PRESET", "troupe train --algo ppo --env gym:CartPole-v1"]),
     ("train --algo ppo", ["--algo ppo needs an environment", "--env gym:CartPole-v1"]),
     ("train --algo poo --env gym:CartPole-v1", ["unknown algorithm 'poo'; nearest: ppo; --algo", "dqn"]),
-    ("train pong-ppo --algo ppo --env atari:pong", ["leave out one, pong-ppo or --algo"]),
-    ("config show RUN --algo ppo", ["leave out one, RUN or --algo"]),
-    ("train --algo dqn --env gym:Pendulum-v1", ["no values for dqn", "continuous actions", "--algo ppo"]),
+    ("train pong-ppo --algo ppo --env atari:pong", ["leave out pong-ppo or --algo"]),
+    ("config show RUN --algo ppo", ["leave out RUN or --algo"]),
+    (
+        "train --algo dqn --env gym:Pendulum-v1",
+        ["dqn has no starting values", "continuous actions", "--algo ppo"],
+    ),
     ("train --algo ppo --env gym:CartPol-v1", ["did you mean gym:CartPole-v1?"]),
     ("train y.yaml", ["y.yaml is not TOML"]),
     ("train pong-apex --agent.algorithm dqn", ["unknown algorithm 'dqn'; nearest: apex"]),
@@ -86,13 +89,16 @@ BAD_INPUT = [
     ("train cartpole-apex --net.metrics_port 65533", ["net.metrics_port (65533)", "at most 6553"]),
     (
         "train cartpole-apex --net.control tcp://127.0.0.1:7000 --net.replay tcp://127.0.0.1:7001",
-        ["net.control, net.replay (command line) would do nothing", "leave out", "docs/services.md"],
+        ["net.control, net.replay (command line) would have no effect", "leave out", "docs/services.md"],
     ),
-    ("train cartpole-apex --sweep net.toml", ["net.announce (file net.toml) would do nothing"]),
-    ("resume RUN --net.inference tcp://127.0.0.1:7000", ["net.inference (command line) would do nothing"]),
+    ("train cartpole-apex --sweep net.toml", ["net.announce (file net.toml) would have no effect"]),
+    (
+        "resume RUN --net.inference tcp://127.0.0.1:7000",
+        ["net.inference (command line) would have no effect"],
+    ),
     (
         "sweep cartpole-apex --net.control tcp://127.0.0.1:7000",
-        ["net.control (command line) would do nothing"],
+        ["net.control (command line) would have no effect"],
     ),
     ("config", ["command"]),
     ("config shwo", ["shwo"]),
@@ -108,14 +114,22 @@ BAD_INPUT = [
     ("train cartpole-ppo --agent.algorithm sac", ["preset cartpole-ppo", "begin from a preset of sac"]),
     (
         "train cartpole-apex --env.frame_skip 4 --env.sticky_actions 0.25",
-        ["env.frame_skip, env.sticky_actions would do nothing", "family `gym`", "no pictures", "env.kwargs"],
+        [
+            "env.frame_skip, env.sticky_actions would have no effect",
+            "family `gym`",
+            "no pictures",
+            "env.kwargs",
+        ],
     ),
-    ("config validate pong-apex --env.kwargs {mode=1}", ["env.kwargs would do nothing", "family `atari`"]),
+    (
+        "config validate pong-apex --env.kwargs {mode=1}",
+        ["env.kwargs would have no effect", "family `atari`"],
+    ),
     (
         "train pong-apex --env.id tests.envs.counting:Colour-v0 --env.noop_max 30",
-        ["env.noop_max would do nothing", "family `gym`,"],
+        ["env.noop_max would have no effect", "family `gym`,"],
     ),
-    ("config validate own.toml", ["env.episodic_life would do nothing", "family `gym`"]),
+    ("config validate own.toml", ["env.episodic_life would have no effect", "family `gym`"]),
     (
         "config validate cartpole-apex --env.id atari:breakout",
         ["agent.torso 'mlp' does not suit atari:breakout", "--agent.torso nature", "pong-apex"],
@@ -129,7 +143,7 @@ BAD_INPUT = [
         "env check tests.envs.broken:Broken-v0 --env.kwargs.how _exit --env.kwargs.at 0",
         ["tests.envs.broken:Broken-v0 ended the process in reset(), slot 0 (os._exit(3))"],
     ),
-    ("env check gym:CartPole-v1 --env.frame_skip 2", ["env.frame_skip would do nothing"]),
+    ("env check gym:CartPole-v1 --env.frame_skip 2", ["env.frame_skip would have no effect"]),
     (
         "train cartpole-apex --env.id tests.envs.counting:Picture-v0 --env.kwargs.nested dict "
         "--env.flatten true --replay.capacity_items 2000000000",

@@ -40,7 +40,9 @@ def test_every_algorithm_has_values_for_what_it_can_learn(algo: str, env_id: str
         or (for_reals and env_id != REALS)
     ):
         other = "--env.action_bins 11" if env_id == REALS else "a TOML file"
-        with pytest.raises(ConfigError, match=f"no values for {algo} .* take --algo ppo, or {other}"):
+        with pytest.raises(
+            ConfigError, match=(f"{algo} has no starting values .* take --algo ppo, or {other}")
+        ):
             trained(algo, env_id)
         return
     config = trained(algo, env_id)
@@ -122,7 +124,7 @@ def test_an_algorithm_outside_this_tree_has_its_own_defaults(monkeypatch: pytest
 def test_another_algorithm_over_a_preset_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('preset = "cartpole-ppo"\n[agent]\nalgorithm = "apex"\n')
-    line = r"agent\.algorithm 'apex' \(file .*own.toml\) does not go with the preset cartpole-ppo, .* of"
+    line = r"agent\.algorithm 'apex' \(file .*own.toml\) does not match the preset cartpole-ppo, .* of"
     with pytest.raises(ConfigError, match=line):
         load_config(str(file), None, {}, {})
 

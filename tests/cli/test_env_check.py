@@ -123,7 +123,7 @@ def test_a_hang_is_told_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(calls, "calls_of", calls_of)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
-    with pytest.raises(ConfigError, match=r"hangs at step 3, slot 0: nothing came back for"):
+    with pytest.raises(ConfigError, match=r"hangs at step 3, slot 0: no answer for"):
         check(EnvConfig(id=BROKEN, kwargs={"how": "hang"}), timeout_s=PATIENCE_S)
     for process in psutil.Process().children(recursive=True):
         # Other tests of this process may have left one that has ended, and has no command line.

@@ -164,8 +164,8 @@ def test_goals_compare(comparison: str) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("return", "such as 'return>=18'"),
-        ("return>=much", "such as 'return>=18'"),
+        ("return", "look like 'return>=18'"),
+        ("return>=much", "look like 'return>=18'"),
         ("score>=3", "score is no goal"),
         ("eval/episode_return>=3", "no evaluator"),
     ],

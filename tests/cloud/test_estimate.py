@@ -186,7 +186,10 @@ def test_the_rate_of_an_earlier_run_counts(out: pytest.CaptureFixture[str], tmp_
 
 @pytest.mark.parametrize(
     ("words", "match"),
-    [([], "say how long"), (["--hours", "1", "--var", 'availability_zones=["a","b"]'], "--zone-gb-per-hour")],
+    [
+        ([], "give the duration"),
+        (["--hours", "1", "--var", 'availability_zones=["a","b"]'], "--zone-gb-per-hour"),
+    ],
 )
 def test_what_is_missing_is_asked_for(words: list[str], match: str, out: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cloud", "estimate", "cartpole-ppo", *words]) == 2

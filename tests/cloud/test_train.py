@@ -114,7 +114,7 @@ def test_a_run_that_has_ended_is_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["cloud", "stop", str(tmp_path)]) == 0
     assert "nothing of it is left" in capsys.readouterr().out
     assert cli.main(["cloud", "stop", str(tmp_path / "none")]) == 2
-    assert "is no run of `troupe cloud train`" in capsys.readouterr().err
+    assert "is not a run of `troupe cloud train`" in capsys.readouterr().err
 
 
 def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:

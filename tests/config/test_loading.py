@@ -229,7 +229,7 @@ def test_an_error_names_the_layer_that_is_wrong(tmp_path: Path) -> None:
     ],
 )
 def test_a_variable_with_one_underscore_is_refused(name: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} sets nothing: did you mean {meant}"):
+    with pytest.raises(ConfigError, match=f"{name} sets no field: did you mean {meant}"):
         load_config(environ={name: "3"})
 
 

@@ -33,7 +33,7 @@ from troupe.common.errors import ConfigError
         (
             "minatar-seaquest-elite",
             {"replay.tables": '[{name = "again", sampler = "uniform", strategy = "spread"}]'},
-            r"'again': strategy would do nothing, for it is for sampler elite or attentive",
+            r"'again': strategy has no effect, because it is for sampler elite or attentive",
         ),
         ("cartpole-impala", {"replay.batch_size": "9"}, "a batch of each shard, 9 x 1 items, not 8"),
         ("cartpole-impala", {"replay.shards": "2"}, "a batch of each shard, 8 x 2 items, not 8"),
@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_refused(preset, fields, says):
         (
             "cartpole-ppo",
             {"replay.capacity_items": "64"},
-            "replay.capacity_items (command line) would do nothing",
+            "replay.capacity_items (command line) would have no effect",
         ),
         ("cartpole-ppo", {"replay.importance_exponent": "1"}, "a queue has no importance weights"),
     ],
@@ -72,7 +72,7 @@ def test_a_field_that_would_do_nothing_or_too_much_is_refused(preset, fields, sa
 def test_a_preset_with_tables_has_no_other_values_for_them(tmp_path):
     text = "[env]\nid = 'gym:CartPole-v1'\n[replay]\nmin_items = 7\ntables = [{}]\n"
     (tmp_path / "own.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"replay.min_items \(preset .*own.toml\) would do nothing"):
+    with pytest.raises(ConfigError, match=r"replay.min_items \(preset .*own.toml\) would have no effect"):
         load_config(str(tmp_path / "own.toml"))
 
 
@@ -124,7 +124,7 @@ def test_the_replay_server_which_does_not_know_the_algorithm_takes_any_table():
         ("[{limiter = 'queue', when_full = 'keep_latst'}]", "nearest: keep_latest"),
         ("[{limiter = 'queue', when_full = 'alternate', remover = 'lifo'}]", "leave the remover out"),
         ("[{min_items = 2, capacity = 1}]", "min_items (2) should be from 1 to the capacity (1)"),
-        ("[{}, {}]", "table 'default' is there twice"),
+        ("[{}, {}]", "table 'default' is defined twice"),
     ],
 )
 def test_wrong_tables_are_one_line_that_names_the_place_and_the_nearest(tables, says):

@@ -167,10 +167,10 @@ def test_ids_that_are_none_or_taken_are_refused_and_nothing_is_left_of_what_is_n
     spec = SPECS["reals"]
     one_line(lambda: Dataset("my/absent-v0"), DatasetError, "there is no data set my/absent-v0")
     for name in ("../up-v0", "no version", "", "/tmp/here-v0"):
-        one_line(lambda name=name: DatasetWriter(name, spec), DatasetError, "no ID of a data set")
+        one_line(lambda name=name: DatasetWriter(name, spec), DatasetError, "not a data set ID")
     written(spec)
     one_line(
-        lambda: DatasetWriter("my/test-v0", spec), DatasetError, "there is a data set my/test-v0 already"
+        lambda: DatasetWriter("my/test-v0", spec), DatasetError, "the data set my/test-v0 already exists"
     )
     writer = DatasetWriter("my/other-v0", spec)
     writer.add(next(episodes(spec)))

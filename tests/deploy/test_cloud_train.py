@@ -228,7 +228,7 @@ def test_a_goal_ends_a_run_whose_actors_have_followed_its_appetite(aws: Aws, tmp
     assert aws.left() == []
     newest = next(newest_first(command.folder / "checkpoints"))
     check(newest)
-    assert f"checkpoint {newest.name} is here and whole" in command.told
+    assert f"checkpoint {newest.name} is here and complete" in command.told
     assert (command.folder / "metrics.csv").exists()
     spent = re.search(r"([\d.]+) of 5.00 dollars in [\d.]+ hours, ([\d,]+) steps", command.told)
     assert spent is not None
@@ -255,8 +255,8 @@ def test_who_comes_after_a_crash_counts_what_it_cost_and_ends_within_the_budget(
     record.write(command.folder)
     after = aws.train(*GOAL)
     assert after.status() == 1, "it did not reach its goal"
-    assert "the budget is used up: the end begins" in after.told
-    assert "machines start" not in after.told
+    assert "the budget is used up: ending the run" in after.told
+    assert "machines are starting" not in after.told
     assert aws.left() == []
     assert next(newest_first(after.folder / "checkpoints")).name == "step-000000001000"
 
@@ -272,7 +272,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(aws: Aws) -> None:
     allow(aws.cloud, 1_000_000)
     assert command.status() == 3
     assert "nothing of it is left in AWS" in command.told
-    assert "machines start" not in command.told
+    assert "machines are starting" not in command.told
     assert aws.left() == []
 
 
@@ -293,7 +293,7 @@ def test_asked_twice_it_leaves_at_once_and_says_how_it_ends(aws: Aws, tmp_path: 
     write_run(tmp_path / "learner", 500)
     aws.copy(record, tmp_path / "learner")
     command.process.send_signal(signal.SIGINT)
-    command.wait_for("the machines stop, with a last checkpoint")
+    command.wait_for("stopping the machines, with a last checkpoint")
     time.sleep(1.0)  # together they would count as one
     command.process.send_signal(signal.SIGINT)
     assert command.status() == 130

@@ -142,7 +142,7 @@ def box(terraform: str, deploy_python: str, cloud: Cloud, tmp_path: Path) -> Ite
     words = ("--budget", f"{budget():.4f}", "--period-s", "10", "--run-dir", str(tmp_path / "run"))
     command = Command(tmp_path / "run", env, "train", "cartpole-apex", *words, *variables, *IMAGE, *FIELDS)
     try:
-        command.wait_for("machines start")
+        command.wait_for("machines are starting")
         record = read_record(command.folder)
         assert record is not None
         with Fleet(cloud, deploy_python, image, folder, record.run) as fleet:
@@ -207,7 +207,7 @@ def test_spot_machines_are_taken_nothing_is_lost_and_the_budget_holds(box: Box, 
     assert re.search(r"budget: [\d.]+ dollars\n", told), "before"
     assert re.search(r"[\d.]+ of [\d.]+ dollars, [\d.]+ an hour \| machines: \d+ actors?, ", told), "during"
     assert re.search(r"[\d.]+ of [\d.]+ dollars in [\d.]+ hours, [\d,]+ steps", told), "after"
-    assert "the budget is used up: the end begins" in told
+    assert "the budget is used up: ending the run" in told
     record = read_record(box.command.folder)
     assert record is not None
     [items] = (replay.root / "var/lib/troupe/runs").glob("*/replay/shard-0")

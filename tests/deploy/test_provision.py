@@ -56,7 +56,7 @@ import urllib.request
 for name, port in (("tensorboard", 6006), ("board", 6007)):
     print(f"{name}:", urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).status)
 PY
-grep -h "feeds parameters" /var/log/troupe/actor-i-1-0.log || true
+grep -h "relays parameters" /var/log/troupe/actor-i-1-0.log || true
 tail -n 4 /var/log/troupe/*
 cat $run/status.json
 """
@@ -121,4 +121,4 @@ bash {scripts}/verify.sh cpu learner actor replay evaluator
     assert "learner: exit status 0" in output, output
     assert "tensorboard: 200" in output, output
     assert "board: 200" in output, output
-    assert "actor-i-1-0 feeds parameters to the other processes" in output, output
+    assert "actor-i-1-0 relays parameters to the other processes" in output, output

@@ -55,7 +55,7 @@ def test_a_shard_goes_on_from_a_snapshot_in_s3(
 
         words = [sys.executable, "-m", "troupe.services.replay", "snapshot", f"ipc://{tmp_path}/first.sock"]
         for wrong, status, cause in (
-            (place, 5, "there already"),
+            (place, 5, "already exists"),
             ("s3://elsewhere/x", 2, "only below s3://backups/run-7"),
         ):
             refused = subprocess.run([*words, wrong], capture_output=True, text=True, timeout=120)

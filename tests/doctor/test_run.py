@@ -65,9 +65,11 @@ def looked(checks):
 def test_a_run_names_who_is_silent_whose_clock_is_off_and_what_limits_it(folder, config):
     checks = list(run.run_directory(folder, config))
     lines = [check.line for check in checks]
-    silent = [line for line in lines if "replay-0 on near: has said nothing for 12 s" in line]
+    silent = [line for line in lines if "replay-0 on near: silent for 12 s" in line]
     assert silent
-    assert [line for line in lines if "actor-1 on far: heard 12.0 s ago" in line], "which is not long for it"
+    assert [line for line in lines if "actor-1 on far: last heard 12.0 s ago" in line], (
+        "which is not long for it"
+    )
     assert [line for line in lines if "replay-0 on near: 40.00 s behind the learner's - wrong" in line]
     assert [line for line in lines if "actor-0 on far: 0.01 s ahead of the learner's - ok" in line]
     assert not [line for line in lines if "someone" in line]  # it only looks
@@ -123,7 +125,7 @@ def test_a_log_that_cannot_be_read_hides_nobody(folder, config):
     os.mkfifo(folder / "logs" / "learner.log")
     (folder / "logs" / "replay.log").mkdir()
     found = looked(run.run_directory(folder, config))
-    assert found["learner.log"].figure == "cannot be read (it is no regular file)"
+    assert found["learner.log"].figure == "cannot be read (it is not a regular file)"
     assert found["replay.log"].figure.startswith("cannot be read")
     assert found["replay-0 on near"].state == "wrong"
 
@@ -242,7 +244,7 @@ def test_one_key_may_not_ask_a_learner_all_the_time(tmp_path, serve, ctx):
 def test_the_command_prints_lines_or_json_and_its_exit_code_says_whether_anything_is_wrong(folder, capsys):
     assert command.doctor([str(folder)]) == command.FOUND
     printed = capsys.readouterr().out
-    assert "replay-0 on near: has said nothing for 12 s - wrong" in printed
+    assert "replay-0 on near: silent for 12 s - wrong" in printed
     assert printed.splitlines()[-1].endswith(" wrong")
     write_status(folder, STATUS | {"peers": STATUS["peers"][:1]})
     assert command.doctor([str(folder), "--json"]) in (

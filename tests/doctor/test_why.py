@@ -184,7 +184,7 @@ def test_what_the_learner_died_of_is_named(log, status, is_named, tmp_path):
     (said,) = lines_of(run)
     if is_named:
         assert said.startswith(
-            "learner-dies: the learner died of an error, and no update has come since: KeyError: "
+            "learner-dies: the learner died with an error, and there has been no update since: KeyError: "
         )
         assert "'rewards' (a2c.py:118); logs/learner.log" in said
         (run / "metrics.csv").unlink()  # of the first update there is no record
@@ -215,15 +215,15 @@ def test_episodes_that_fail_are_named_with_the_line_that_fails(told, share, tmp_
     if not share:
         assert said == f"{NOTHING}\n"
         return
-    assert said.startswith(f"failing-episodes: {share} end in a failure of the environment")
+    assert said.startswith(f"failing-episodes: {share} ended with a failure of the environment")
     assert (
-        f"the last: {LAST}; mend it there, and play for longer with troupe env check gym:CartPole-v1 " in said
+        f"the last: {LAST}; fix it there, then test for longer with troupe env check gym:CartPole-v1 " in said
     )
     # Also in the panel, even before there is an update.
     status = {"steps": 9, "environments": {"last": LAST, **told}}
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(render(view(status, config=load_config("cartpole-ppo")), "title", "the footer"))
-    assert f"learning: {share} end in a failure" in console.export_text()
+    assert f"learning: {share} ended with a failure" in console.export_text()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -252,7 +252,7 @@ def test_a_run_that_has_recorded_nothing_is_told_in_one_line(tmp_path, capsys):
     run = unpack("healthy-ppo", tmp_path)
     (run / "metrics.csv").unlink()
     assert cli.main(["why", str(run)]) == 2
-    assert "has recorded nothing of its learning yet" in capsys.readouterr().err
+    assert "has no record of learning yet" in capsys.readouterr().err
 
 
 def test_the_last_line_of_the_panel_is_the_first_finding():

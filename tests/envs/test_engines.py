@@ -229,7 +229,7 @@ def test_football_options_are_checked():
         make_spec(env.model_copy(update={"id": "football:5_vs_6"}))
     with pytest.raises(ConfigError, match="width in eights"):
         make_spec(env.model_copy(update={"kwargs": {"width": 36}}))
-    with pytest.raises(ConfigError, match=r"env\.frame_skip would do nothing"):
+    with pytest.raises(ConfigError, match=r"env\.frame_skip would have no effect"):
         check_settings(env, make_spec(env), ["kwargs", "frame_stack", "frame_skip"])
     with pytest.raises(ConfigError, match="should be scoring or scoring,checkpoints"):
         make_spec(env.model_copy(update={"kwargs": {"rewards": "goals"}}))

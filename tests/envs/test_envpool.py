@@ -99,7 +99,7 @@ def test_it_draws_what_a_spectator_sees_and_takes_real_numbers() -> None:
     [
         ("CartPol-v1", {}, "EnvPool has no 'CartPol-v1': did you mean envpool:CartPole-v1"),
         ("CartPole-v1", {"foo": 1}, "cannot be made with kwargs .*foo"),
-        ("CartPole-v1", {"num_envs": 3}, "num_envs of envpool:CartPole-v1 is Troupe's to say"),
+        ("CartPole-v1", {"num_envs": 3}, "num_envs of envpool:CartPole-v1 is set by Troupe"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(task: str, kwargs: dict[str, Any], says: str) -> None:

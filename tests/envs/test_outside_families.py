@@ -107,7 +107,9 @@ def test_its_module_is_imported_only_with_permission() -> None:
 @pytest.mark.usefixtures("installed")
 def test_fields_that_it_does_not_use_are_refused() -> None:
     loaded = load_layers(None, None, {"env.id": "corridors:4", "env.frame_stack": "2"}, {})
-    with pytest.raises(ConfigError, match=r"env.frame_stack would do nothing: .* of the family `corridors`,"):
+    with pytest.raises(
+        ConfigError, match=r"env.frame_stack would have no effect: .* of the family " "`corridors`,"
+    ):
         check_settings(loaded.config.env, make_spec(loaded.config.env), loaded.chosen("env"))
     with pytest.raises(ConfigError, match=r"no option 'wine' in env.kwargs; nearest: wind"):
         make_spec(config(kwargs={"wine": 1.0}))

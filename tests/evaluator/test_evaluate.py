@@ -225,7 +225,7 @@ def test_fields_of_the_environment_may_be_others(run_dir, capsys):
     assert short["env"] == "gym:CartPole-v0"
     with pytest.raises(ConfigError, match=r"does not fit gym:Acrobot-v1"):
         evaluate.main([str(run_dir), "--env.id", "gym:Acrobot-v1"])
-    with pytest.raises(ConfigError, match=r"env.sticky_actions would do nothing: gym:CartPole-v1"):
+    with pytest.raises(ConfigError, match=r"env.sticky_actions would have no effect: gym:CartPole-v1"):
         evaluate.main([str(run_dir), "--env.sticky-actions", "0.25"])
     with pytest.raises(
         ConfigError, match=r"unknown argument --run.seed: only fields of \[env\] may be other"
@@ -273,7 +273,7 @@ def test_of_several_runs_each_row_names_its_checkpoint(run_dir, capsys):
 
 def test_how_it_plays(run_dir, capsys):
     assert json_of(capsys, run_dir, "--episodes", 1, "--greedy")["epsilon"] == 0.0
-    with pytest.raises(ConfigError, match="apex has no policy to draw from"):
+    with pytest.raises(ConfigError, match="apex has no policy to sample from"):
         evaluate.main([str(run_dir), "--sampled"])
     with pytest.raises(ConfigError, match="not allowed with"):
         evaluate.main([str(run_dir), "--greedy", "--epsilon", "0.1"])

@@ -53,5 +53,5 @@ def test_an_exported_checkpoint_is_the_same_and_takes_no_place_of_another(tmp_pa
     }
     assert after.meta["steps"] == before.meta["steps"]
     assert restore(after)[0] == restore(before)[0]
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export.main(words)

@@ -120,7 +120,7 @@ def test_a_learner_that_is_gone_at_the_end_is_no_error(setting, caplog, monkeypa
     monkeypatch.setattr(service, "LAST_GAMES_S", 0.3)
     client.stopping, client.silent = True, True
     Evaluator(config, client, stop).run()
-    assert "nothing of the last evaluation was left to play" in caplog.text
+    assert "no part of the last evaluation was left to play" in caplog.text
 
 
 def test_a_film_goes_ahead_of_the_scores_now_and_then(setting, monkeypatch):

@@ -100,7 +100,7 @@ def test_the_best_of_a_rung_goes_on_and_later_ones_may_join_it():
     halving.reached("f", 0.0)  # of six two go on
     assert halving.promotable("acdef") == "d"
     with pytest.raises(
-        ConfigError, match=r"begun with rungs at \[10, 30\] steps and eta = 3, not \[20, 60\]"
+        ConfigError, match=r"started with rungs at \[10, 30\] steps and eta = 3, not \[20, 60\]"
     ):
         Halving([20, 60], 3).restore(halving.record(), "abcdef")
 
@@ -148,7 +148,7 @@ def test_a_grid_of_the_command_line_multiplies_with_that_of_the_file(tmp_path, c
         ("--grid agent.gamma=0.9,0.99 --halving 1000", "it takes"),
         ("--grid agent.gamma=0.9,0.99 --halving soon", "should be steps"),
         ("--grid run.total_steps=9000,99000 --halving 5000,2", "the same run.total_steps"),
-        ("--grid agent.gamma=0.9,0.99 --halving 50_000,2 --slurm", "are no job array"),
+        ("--grid agent.gamma=0.9,0.99 --halving 50_000,2 --slurm", "cannot be a job array"),
     ],
 )
 def test_what_cannot_be_is_one_line(words, message, tmp_path, capsys, monkeypatch):

@@ -186,7 +186,7 @@ BAD = [
         ["agent.gamma is in [sweep.grid] and in its own"],
     ),
     (HEAD + "seeds = 2\ngrid.run.seed = [1]\n", ["run.seed is in [sweep.grid] and in seeds"]),
-    (HEAD + "[[sweep.list]]\ngamma = 1\n", ["'gamma' stands outside any section", "agent.gamma"]),
+    (HEAD + "[[sweep.list]]\ngamma = 1\n", ["'gamma' is outside any section", "agent.gamma"]),
     (HEAD + "trials = 3\n", ["a search needs fields"]),
     (HEAD + "search.agent.gamma = [0.9]\n", ["a search needs trials"]),
     (HEAD + "trials = 3\nsearch.agent.gamma = 1\n", ["agent.gamma of [sweep.search]"]),

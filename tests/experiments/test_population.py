@@ -93,7 +93,7 @@ def test_the_worst_quarter_goes_on_as_the_best(seed):
         now.begin(dict.fromkeys(names, 100))
     for name in names:
         assert now.ancestors(name)[-1][2] == now.members[name].values
-    with pytest.raises(ConfigError, match=r"begun with a population of .* every 100 steps"):
+    with pytest.raises(ConfigError, match=r"started with a population of .* every 100 steps"):
         Population(SPACE, dict.fromkeys(names, start), 99).restore(now.record())
 
 
@@ -305,7 +305,7 @@ def test_no_copy_is_made_and_none_goes_on_while_an_earlier_call_s_run_stops(trai
         ("learner.init_from = ['a', 'b']", "", "cannot explore learner.init_from (it is of [learner])"),
         ("actor.processes = {low = 1, high = 4}", "", "cannot explore actor.processes (it is of [actor])"),
         ("net.metrics_port = [9000, 9001]", "", "cannot explore net.metrics_port (it is operational)"),
-        ("agent.gamma = [0.9, 0.99]", "--trials 1", "two runs at least"),
+        ("agent.gamma = [0.9, 0.99]", "--trials 1", "at least two runs"),
         ("agent.gamma = [0.9, 0.99]", "--population 100_000", "lower interval_steps"),
         ("agent.gamma = [0.9, 0.99]", "--population soon", "should be a number of steps"),
         ("agent.gamma = [0.9, 0.99]", "--population 0", "population of [sweep]"),
@@ -313,7 +313,7 @@ def test_no_copy_is_made_and_none_goes_on_while_an_earlier_call_s_run_stops(trai
         ("agent.gamma = [0.9, 0.99]", "--grid agent.epochs=1,2", "leave out grid, list and halving"),
         ("agent.gamma = [0.9, 0.99]", "--seeds 2", "a population compares trials"),
         ("agent.gamma = [0.9, 0.99]", "--agent.gamma 0.9", "leaves nothing to search"),
-        ("agent.gamma = [0.9, 0.99]", "--slurm", "the trials of a population follow from each other"),
+        ("agent.gamma = [0.9, 0.99]", "--slurm", "the trials of a population depend on each other"),
         ("agent.gamma = [0.9, 2.0]", "", "agent.gamma"),
     ],
 )

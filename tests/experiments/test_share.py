@@ -224,7 +224,7 @@ def test_a_file_system_that_fails_for_a_while_ends_no_runner(tmp_path, quick, mo
         assert set(states(folder / "s").values()) == {"done"}
         said = capsys.readouterr().out
         assert sorted(re.findall(r"(\S+): done, return", said)) == sorted(totals)
-        if "fails, and is tried again: [Errno 20]" not in said:
+        if "fails, trying again: [Errno 20]" not in said:
             break  # it was over
         assert {claim.state for claim in Claims(folder / "s").newest().values()} == {"done"}
     assert first > 15
@@ -323,7 +323,7 @@ def test_who_shares_keeps_out_who_does_not(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--grid agent.gamma=0.9,0.99 --halving 50_000,2", "the trials of halving follow from each other"),
+        ("--grid agent.gamma=0.9,0.99 --halving 50_000,2", "the trials of halving depend on each other"),
         ("--slurm", "Slurm itself divides a sweep"),
     ],
 )

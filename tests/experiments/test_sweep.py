@@ -144,7 +144,7 @@ def test_runs_that_a_sweep_has_no_more_are_named(begun, capsys):
     fewer = running.parse("cartpole-ppo", {"sweep": {"preset": "cartpole-ppo", "seeds": [5]}}, {})
     make_run(begun / "runs" / "seed=5", run__seed="5")
     runner_of(fewer, begun).run()
-    assert "runs of an earlier call that the sweep has no more: seed=0" in capsys.readouterr().out
+    assert "runs of an earlier call that are no longer in the sweep: seed=0" in capsys.readouterr().out
 
 
 def test_fewer_steps_than_were_made_are_enough(begun):

@@ -79,7 +79,7 @@ def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(
     failed = f"environments: {SLOTS * ROUNDS} failures"
     training.until(f"{failed} and 1 hang, the last: actor-0: {BROKEN} hangs {where}, for ")
     training.until("actor-0 died (exit code 70)")
-    assert "the actor ends, to be started again; restarting in 1 s" in training.output
+    assert "the actor exits so that it can be restarted; restarting in 1 s" in training.output
     # Exit code 3 of a service's own would be a peer out of reach.
     training.until(
         f"actor-0 died (exit code 3): {BROKEN} ended the process {where} (os._exit(3)); restarting"
@@ -99,14 +99,14 @@ def test_a_run_whose_episodes_all_fail_does_not_wait_for_an_evaluation(
     training = train("raise", "--evaluator.enabled", "true", "--evaluator.period_s", "5")
     assert training.process.wait(300) == 0, training.output
     assert f"last evaluation: none (no episode of {BROKEN} ends: " in training.output
-    assert "the last evaluation did not come" not in (training.logs / "learner.log").read_text()
+    assert "the last evaluation did not arrive" not in (training.logs / "learner.log").read_text()
 
 
 def test_with_central_inference_a_hanging_environment_is_replaced_as_well(
     train: Callable[..., Training],
 ) -> None:
     training = train("hang nothing", "--actor.env-stall-s", "1", "--inference.mode", "central")
-    training.until("the actor ends, to be started again; restarting in 1 s")
+    training.until("the actor exits so that it can be restarted; restarting in 1 s")
     assert training.process.wait(300) == 0, training.output
 
 

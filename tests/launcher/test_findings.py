@@ -21,7 +21,7 @@ NAMED = {
     "tiny-queue": ("queue", "capacity"),
     "lagging-parameters": ("old-parameters", "--actor.params_period_steps"),
     "full-disk": ("full-disk", "--replay.capacity_items"),
-    "noisy-neighbour": ("neighbours", "fewer of them"),
+    "noisy-neighbour": ("neighbours", "stop some of them"),
     "small-batches": ("small-batches", "--inference.max_batch"),
     "slow-link": ("link", "--learner.prefetch"),
     "limiter": ("samples-per-insert", "--replay.samples_per_insert"),
@@ -159,7 +159,7 @@ MADE = {
     "neighbours": (
         *("cartpole-apex", {}, LEARNS),
         {"learner": {"cpu_cores": 0.3, "starved_cores": 0.7}, "actor_0": 0.3},
-        "fewer of them",
+        "stop some of them",
     ),
 }
 

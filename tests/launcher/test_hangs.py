@@ -82,7 +82,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 def test_what_hangs_is_started_again_and_training_goes_on(training: Training) -> None:
     until(lambda: training.updates() > 20, PATIENCE_S)
-    hung = r"{} died \(exit code 70\): {} hangs: it has not turned for \d+ s"
+    hung = r"{} died \(exit code 70\): {} hangs: no progress for \d+ s"
     for name in ("actor", "evaluator"):
         (training.wedge / name).touch()
     training.wait_for(hung.format("actor-0", "actor-0"))
@@ -92,9 +92,7 @@ def test_what_hangs_is_started_again_and_training_goes_on(training: Training) ->
     training.wait_for(hung.format("learner", "the learner's main loop"))
     assert "in wedge" in training.log("learner")
     training.wait_for_training()
-    killed = (
-        r"{} died \(SIGKILL\): it gave no sign of life for \d+ s \(run.hang_s\) and was killed; restarting"
-    )
+    killed = r"{} died \(SIGKILL\): it did not respond for \d+ s \(run.hang_s\) and was killed; restarting"
     for service in ("replay", "actor", "evaluator"):
         training.stop(service)
     for name in ("replay", "actor-0", "evaluator"):

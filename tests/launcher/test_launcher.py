@@ -113,7 +113,7 @@ def test_a_complete_run_ends_by_itself(launch):
 def test_that_a_run_starts_is_said_once(launch):
     code, output = launch("slow-start").wait()
     assert code == 0, output
-    assert output.count("| starting: services load") == 1, output
+    assert output.count("| starting: services are loading") == 1, output
 
 
 def test_what_the_end_waits_for_is_said_once(launch):
@@ -130,7 +130,7 @@ def test_a_signal_stops_cleanly_learner_first(launch, number):
     run.process.send_signal(number)
     code, output = run.wait()
     assert code == 0, output
-    assert "stopped at 1,900 of 2,000 steps, saved at 123; go on with:" in output
+    assert "stopped at 1,900 of 2,000 steps, saved at 123; to continue:" in output
     stopped = run.text("stopped.txt").split()
     assert stopped[0] == "learner"
     assert stopped[-1] == "replay"
@@ -145,7 +145,7 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_with(launch):
     run.process.send_signal(signal.SIGINT)
     code, output = run.wait()
     assert code == 130, output
-    assert "stopped before the first checkpoint: there is nothing to go on with" in output
+    assert "stopped before the first checkpoint: nothing to resume" in output
     assert "writes a checkpoint" not in output
     assert "troupe resume" not in output
 
@@ -164,7 +164,9 @@ def test_resume_passes_the_word_on(launch):
 def test_a_run_too_short_to_learn_anything_says_so(launch):
     code, output = launch("idle").wait()
     assert code == 0, output
-    assert "nothing was learned: the run was too short for an update, for replay wants 50,000 items" in output
+    assert (
+        "nothing was learned: the run was too short for an update, because replay needs 50,000 items"
+    ) in output
     # It said so when it started, too, and not only after the wait.
     started = "this run is too short to learn anything: 2,000 steps, and learning starts at 50,000 items"
     assert output.index(started) < output.index("steps/s")
@@ -176,7 +178,7 @@ def test_a_run_whose_learner_died_of_its_updates_is_not_complete(launch):
     assert code == 70, output
     (line,) = [line for line in output.splitlines() if line.startswith("troupe: error:")]
     assert line.startswith(
-        "troupe: error: the run has its steps, but they were not learned from: learner died"
+        "troupe: error: the run made all of its steps but has not learned from all of them: learner died"
     )
     assert "ValueError: clamp takes a number" in line
     assert "complete at" not in output
@@ -197,7 +199,7 @@ def test_resuming_a_complete_run_starts_nothing(launch):
     status = (run.run_dir / "status.json").read_bytes()
     code, output = launch("run").wait()
     assert code == 0, output
-    assert "complete at 2,000 steps; to go on, raise the total:" in output
+    assert "complete at 2,000 steps; to continue, raise the total:" in output
     assert (run.run_dir / "status.json").read_bytes() == status  # what `troupe runs` tells of it
     assert not (run.run_dir / "logs" / "learner.log").exists()
 
@@ -224,7 +226,7 @@ def test_ctrl_c_twice_does_not_wait_for_the_deaf(launch):
     run.process.send_signal(signal.SIGINT)
     code, output = run.wait()
     assert code == 130, "killed before its first checkpoint"
-    assert "killed learner, as a second signal asked for" in output
+    assert "killed learner, on the second signal" in output
     run.assert_nothing_is_left()
 
 
@@ -274,7 +276,7 @@ def test_a_learner_that_hangs_is_named_and_its_rates_go_blank(launch):
     run.wait_until(lambda: "steps/s 1,000" in run.output.read_text())
     learner = next(pid for pid, name in run.children() if name == "learner")
     os.kill(learner, signal.SIGSTOP)
-    run.wait_until(lambda: "learner has said nothing for" in run.output.read_text())
+    run.wait_until(lambda: "learner has been silent for" in run.output.read_text())
     named = [line for line in run.output.read_text().splitlines() if "has said nothing" in line]
     assert "steps/s" not in named[0]
     os.kill(learner, signal.SIGCONT)

@@ -72,7 +72,7 @@ def changed(**metrics):
 @pytest.mark.parametrize(
     ("snapshot", "begin", "advice"),
     [
-        (view({}), "starting: services load", ""),
+        (view({}), "starting: services are loading", ""),
         (
             view({"updates": 0, "metrics": {"replay/items": 12}}),
             "filling replay before learning starts: 12 of",
@@ -128,12 +128,12 @@ def changed(**metrics):
         (
             view(services=[ServiceView("learner", "running", 0.1, starved=0.5), *SERVICES[1:]]),
             "bottleneck: this machine, busy with other programs (the run gets 0.7 of the 1.2 cores",
-            "fewer of them",
+            "stop some of them",
         ),
         (
             view(services=[ServiceView("learner", "running", 0.1, starved=7.5), *SERVICES[1:]]),
             "bottleneck: this machine, busy with other programs (the run gets 0.7 of the 2.0 cores",
-            "fewer of them",
+            "stop some of them",
         ),
         (
             view(
@@ -426,13 +426,13 @@ def test_one_of_hundreds_is_silent_once_some_of_its_heartbeats_are_missing(monke
 
 def test_the_verdict_names_who_is_silent_and_the_disk_before_what_it_causes():
     silent = view(silent={"learner": 12.4}, eta_s=60.0)
-    assert verdict(silent)[0] == "learner has said nothing for 12 s"
+    assert verdict(silent)[0] == "learner has been silent for 12 s"
     line = plain_line(silent)
     assert "updates/s" not in line
     assert "steps/s" not in line
     assert "ETA" not in line
     replay = view(silent={"replay-0": 30.0}, eta_s=60.0)
-    assert "replay-0 has said nothing for 30 s" in plain_line(replay)
+    assert "replay-0 has been silent for 30 s" in plain_line(replay)
     assert "steps/s 1,23" in plain_line(replay)
     full = view(silent={"learner": 12.4}, disk="cannot write into runs/x: No space left on device")
     assert "No space left on device" in plain_line(full)

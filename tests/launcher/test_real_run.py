@@ -80,4 +80,4 @@ def test_a_run_that_does_not_keep_its_replay_says_that_it_fills_it_again(start, 
     line = "replay starts empty, refills 5,000 items before learning goes on"
     again.wait_until(lambda: line in again.output.read_text())
     again.process.send_signal(signal.SIGINT)
-    assert "go on with" in again.wait()
+    assert "to continue" in again.wait()

@@ -68,7 +68,7 @@ def test_what_cannot_change_in_a_run_is_refused_and_leaves_it_alone(tmp_path, mo
 
 def test_a_setting_that_would_do_nothing_is_refused_before_there_is_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TROUPE_ENV__STICKY_ACTIONS", "0.25")
-    with pytest.raises(ConfigError, match=r"env\.sticky_actions would do nothing: gym:CartPole-v1"):
+    with pytest.raises(ConfigError, match=r"env\.sticky_actions would have no effect: gym:CartPole-v1"):
         run_config(tmp_path / "run", "cartpole-apex", {})
     assert not (tmp_path / "run").exists()
 

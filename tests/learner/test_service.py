@@ -304,7 +304,7 @@ def test_a_disk_that_hangs_cannot_keep_a_learner_that_stops(tmp_path, monkeypatc
     monkeypatch.setattr(checkpoints, "CHECKPOINT_S", 0.5)
     try:
         running.end()
-        assert "not on the disk after" in caplog.text
+        assert "not on disk after" in caplog.text
         assert load_newest(tmp_path / "checkpoints").path == first
     finally:
         disk.go_on.set()
@@ -348,5 +348,5 @@ def test_a_run_that_was_complete_ends_at_once_and_says_so(tmp_path, caplog, monk
     report(config, {}, steps=100)
     running.end()
     run_learner(config, tmp_path, resume=True).join()
-    assert "the run was complete at 100 steps; to go on, raise run.total_steps" in caplog.text
+    assert "the run was already complete at 100 steps; to continue, raise run.total_steps" in caplog.text
     assert "waiting for the evaluator" not in caplog.text[caplog.text.index("was complete") :]

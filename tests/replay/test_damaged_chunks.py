@@ -67,7 +67,7 @@ class Chunks:
         assert seen == set(range(CHUNKS)) - {number}
         assert learner.status()["damaged_chunks"] == 1
         assert self.replay.damaged_items == processes.STEPS
-        assert "is damaged: its items have left: 10 of 'default'" in log.text
+        assert "is damaged: its items were removed: 10 of 'default'" in log.text
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_a_disk_that_refuses_once_ends_the_shard_without_an_acknowledgement(shar
     until(lambda: turn() and client.credit > 0)
     shard.disk.broken = True
     client.insert(chunk(0))
-    with pytest.raises(SyncFailedError, match="cannot be forced to the disk"):
+    with pytest.raises(SyncFailedError, match="cannot force writes to the disk"):
         until(lambda: turn() and not client.outstanding)
     shard.disk.broken = False  # it seems to be well again
     with pytest.raises(SyncFailedError):

@@ -121,4 +121,4 @@ def test_a_limit_that_cannot_be_raised_is_told(tmp_path, caplog):
         replay = open_replay(options)
         assert replay.budget_bytes == min(limit or 1 << 22, 1 << 22)
         replay.close()
-        assert any("keeps to them" in record.getMessage() for record in caplog.records) == told
+        assert any("keeps that size" in record.getMessage() for record in caplog.records) == told

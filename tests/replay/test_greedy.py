@@ -80,7 +80,7 @@ def test_a_client_that_is_refused_asks_again_later(shard, client, monkeypatch):
     learner = client(sockets.bound_endpoint(shard.router), liveness_s=PATIENCE_S)
     for _ in range(5):
         learner.request_sample(1)
-    shard.serve_until(learner, lambda: "requests of yours" in learner.wait_reason)
+    shard.serve_until(learner, lambda: "of your requests" in learner.wait_reason)
     assert learner.outstanding_samples == 5
     shard.fill(5)
     assert sorted(shard.versions(learner, 5)) == [0, 1, 2, 3, 4]

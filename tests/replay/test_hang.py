@@ -35,7 +35,7 @@ def test_a_shard_that_hangs_ends_with_every_item_on_its_disk(tmp_path):
         (tmp_path / "hang").touch()
         _, errors = shard.communicate(timeout=120)
         assert shard.returncode == 70
-        assert errors.strip().splitlines()[-1].startswith("troupe: error: the shard hangs: it has not turned")
+        assert errors.strip().splitlines()[-1].startswith("troupe: error: the shard hangs: no progress")
         assert "in hang_or_advance" in errors
         shard = processes.start(folder, endpoint)
         until(lambda: client.status(60)["tables"]["default"]["items"] == processes.STEPS)

@@ -64,11 +64,11 @@ def test_a_batch_goes_all_the_way(endpoint, client):
 
 def test_a_key_permits_what_its_role_does(endpoint, client):
     for role in ("actor", "viewer", "evaluator"):
-        with pytest.raises(AuthError, match=f"SAMPLE takes a key of learner, and this is one of {role}"):
+        with pytest.raises(AuthError, match=f"SAMPLE needs a key for learner, and this one is for {role}"):
             client(endpoint, role).sample(8, timeout_s=120)
     viewer = client(endpoint, "viewer")
     processes.insert(viewer, 0)
-    with pytest.raises(AuthError, match="INSERT takes a key of actor or learner"):
+    with pytest.raises(AuthError, match="INSERT needs a key for actor or learner"):
         viewer.flush(60)
 
 
@@ -92,7 +92,7 @@ def test_the_command_line_says_why_and_ends_with_4(endpoint, folder, tmp_path):
     assert json.loads(good.stdout)["uptime_s"] > 0
     make_keys(tmp_path / "other")
     for options, reason in (
-        ([], "it wants keys"),
+        ([], "it requires keys"),
         (["--keys", str(tmp_path / "other")], "its key is not that in"),
         (["--keys", str(tmp_path / "nowhere")], "cannot read the keys"),
     ):

@@ -92,7 +92,9 @@ def test_the_others_are_sampled_on(context, start, connect, misbehave, caplog, m
     )
     assert sum(batch.shard == bad.endpoint for batch in seen) <= 1, "the first one was right"
     assert all(np.isfinite(batch.weights(0.4)).all() for batch in seen)
-    lines = [record.getMessage() for record in caplog.records if "others are sampled" in record.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "sampling the other shards" in record.getMessage()
+    ]
     assert lines
     assert all(bad.endpoint in line and "\n" not in line for line in lines)
 

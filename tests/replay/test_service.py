@@ -206,7 +206,7 @@ def test_nobody_there_is_said(client, tmp_path):
         ),
         (["--table", "a:capasity=10"], 2, "table 'a' has no field 'capasity'; nearest: capacity"),
         (["--table", "a:queue"], 2, "write limiter=queue"),
-        (["--table", "a", "--table", "a"], 2, "table 'a' is there twice"),
+        (["--table", "a", "--table", "a"], 2, "table 'a' is defined twice"),
         (["--min-items=11"], 2, "--min-items is a field of a table: --table default:min_items=VALUE"),
         (["--max-bytes", str(1 << 50)], 2, "more than 90 %"),
         (["--table", f"a:capacity={10**13}"], 2, "capacity (10000000000000) should be from 1 to"),

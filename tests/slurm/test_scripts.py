@@ -111,7 +111,7 @@ def test_a_field_arrives_as_it_is_and_nothing_of_it_runs(tmp_path: Path, value: 
     ids=["run directory", "preset", "partition"],
 )
 def test_a_line_break_where_a_comment_would_end_is_refused(job: RunJob) -> None:
-    with pytest.raises(ConfigError, match="cannot stand in a job script"):
+    with pytest.raises(ConfigError, match="cannot be used in a job script"):
         script.run_script(job, PROGRAM)
 
 
@@ -190,7 +190,7 @@ def test_runs_that_are_under_way_are_neither_submitted_nor_trained_here(
     capsys.readouterr()
     for more in ([], ["--dry-run"]):
         assert cli.main([*words, *more]) == 0
-        assert "2 runs are under way" in capsys.readouterr().out
+        assert "2 runs are still running" in capsys.readouterr().out
 
 
 def _sweep(folder: Path) -> str:
@@ -331,4 +331,4 @@ def test_trials_of_a_study_are_no_array(tmp_path: Path, capsys: pytest.CaptureFi
         "agent.learning_rate = {low = 1e-4, high = 1e-3, log = true}\n[run]\ntotal_steps = 1000\n"
     )
     assert cli.main(["sweep", str(file), "--dir", str(tmp_path / "sweep"), "--slurm"]) == 2
-    assert "no job array" in capsys.readouterr().err
+    assert "cannot be a job array" in capsys.readouterr().err

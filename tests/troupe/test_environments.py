@@ -200,7 +200,7 @@ def test_what_cannot_be_written_is_named(notebook):
     with pytest.raises(ConfigError, match=r"outer.Inner is defined inside a function"):
         bring(notebook.Inner)
     former, notebook.Walk = notebook.Walk, notebook.ShortWalk
-    with pytest.raises(ConfigError, match="Walk is another one by now"):
+    with pytest.raises(ConfigError, match="Walk has been redefined"):
         bring(former)
     typed = types.new_class(
         "Typed", (gymnasium.Env,), exec_body=lambda body: body.update(__module__="__main__")

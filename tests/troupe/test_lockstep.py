@@ -159,7 +159,7 @@ def test_a_complete_run_stays_as_it_is(tmp_path, capsys):
     train(config, tmp_path / "run", StopSignal())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "replay").rglob("*")}
     train(config, tmp_path / "run", StopSignal(), resume=True)
-    assert "the run was complete at 240 steps" in capsys.readouterr().out
+    assert "the run was already complete at 240 steps" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "replay").rglob("*")}
 
 
@@ -272,7 +272,9 @@ def test_verify_says_what_is_otherwise_on_this_machine(copy, capsys):
     certificate.write(copy)
     assert cli.main(["verify", str(copy)]) == 0
     said = capsys.readouterr().out
-    assert f"other than when it was made: torch: 1.13.0 in the certificate, {torch.__version__} here" in said
+    assert (
+        f"different from when it was made: torch: 1.13.0 in the certificate, {torch.__version__} here"
+    ) in said
     assert "features: not here: avx1024" in said
 
 

@@ -138,7 +138,7 @@ def test_a_training_in_this_process_takes_any_environment_and_calls_back(tmp_pat
     ("arguments", "message"),
     [
         ({}, "give a preset"),
-        ({"preset": "cartpole-ppo", "algo": "ppo"}, "is instead of a preset"),
+        ({"preset": "cartpole-ppo", "algo": "ppo"}, "replaces a preset"),
         ({"preset": "cartpole-ppo", "fields": {"agent.gamma": {1}}}, "agent.gamma should be a value of"),
         ({"preset": "cartpole-ppp"}, "cartpole-ppo"),
         ({"preset": "cartpole-ppo", "steps": -1}, "run.total_steps"),

@@ -185,7 +185,7 @@ def test_a_peer_of_an_older_protocol_does_no_harm(reader):
 def test_the_log_says_which_limit_it_was(reader, caplog, monkeypatch):
     peer = RawPeer(reader.endpoint)
     peer.send(frame(bytes(3 * MIB // 2), more=True))
-    reader.until(lambda: "and of one connection 1.3 MB may" in caplog.text)
+    reader.until(lambda: "and the limit for one connection is 1.3 MB" in caplog.text)
     reader.intake._throttle = intake.Throttle(0.0)
     monkeypatch.setattr(intake, "SMALL_BYTES", 1000)
     monkeypatch.setattr(intake, "_anonymous_memory", lambda: 1 << 40)

@@ -123,9 +123,9 @@ class Buckets:
         said = torch.cat(self._group.gather(torch.tensor([float(own)])))
         if said[0] != 1.0:
             return  # one learner would have such a gradient too: whoever has the run notices
-        check_all(said.numpy() == 1.0, "that its gradient is not finite")
+        check_all(said.numpy() == 1.0, "sent a gradient that is not finite")
         if not all(each.isfinite().all() for each in (self._tail, *self._flats)):
-            raise MisledError("that its gradient is finite, which it is not")
+            raise MisledError("claims that its gradient is finite, which it is not")
 
 
 def parts_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -25,10 +25,10 @@ class MisledError(TroupeError):
     """
 
     def __init__(self, what: str, ranks: Iterable[int] = ()) -> None:
-        """Say what is wrong, in words that follow `learner 3 says`."""
+        """Say what is wrong, in words that follow `learner 3`."""
         self.ranks = tuple(ranks)
         who = ", ".join(str(rank) for rank in self.ranks)
-        super().__init__(f"{f'learner {who}' if self.ranks else 'one of the learners'} says {what}")
+        super().__init__(f"{f'learner {who}' if self.ranks else 'one of the learners'} {what}")
 
 
 # With numpy: what is said is a few numbers, for which torch takes four times as long.
@@ -48,9 +48,9 @@ def is_count(numbers: np.ndarray, most: float) -> np.ndarray:
 
 def check_shares(table: np.ndarray, most_rows: int, most_window: int) -> None:
     """Look at rows and window of each share, the first columns of float64 `[learners, n]`."""
-    check_all(np.isfinite(table).all(1), "numbers that are not finite")
-    check_all(is_count(table[:, 0], most_rows), f"that its share has other than 0 to {most_rows:,} rows")
-    check_all(is_count(table[:, 1], most_window), f"that an item has other than 0 to {most_window:,} entries")
+    check_all(np.isfinite(table).all(1), "sent numbers that are not finite")
+    check_all(is_count(table[:, 0], most_rows), f"sent a row count outside 0 to {most_rows:,}")
+    check_all(is_count(table[:, 1], most_window), f"sent an item length outside 0 to {most_window:,} entries")
 
 
 def check_moments(counts: Tensor, means: Tensor, variances: Tensor) -> None:
@@ -59,12 +59,12 @@ def check_moments(counts: Tensor, means: Tensor, variances: Tensor) -> None:
     NaN from rank 0 is let through: training has diverged there, and it says so itself.
     """
     count, mean, variance = (each.cpu().numpy() for each in (counts, means, variances))
-    check_all(is_count(count, MOST_COUNT), f"that it has other than 0 to {MOST_COUNT:,} samples")
+    check_all(is_count(count, MOST_COUNT), f"sent a sample count outside 0 to {MOST_COUNT:,}")
     right = (np.abs(mean) <= MOST_MEAN).all(1) & ((variance >= 0) & (variance <= MOST_VARIANCE)).all(1)
     right[0] |= not (np.isfinite(mean[0]).all() and np.isfinite(variance[0]).all())
-    check_all(right | (count == 0), "statistics of samples that there cannot be")
+    check_all(right | (count == 0), "sent impossible statistics of samples")
 
 
 def check_weights(weights: Tensor) -> None:
     """Look at what means weigh, `[learners, n]`."""
-    check_all(np.all(is_count(weights.cpu().numpy(), MOST_COUNT), axis=1), "a weight that there cannot be")
+    check_all(np.all(is_count(weights.cpu().numpy(), MOST_COUNT), axis=1), "sent an impossible weight")

@@ -101,7 +101,7 @@ class Membership:
             # Counted as a loss of the connection: a thread that died silently would leave a service that
             # waits for ever.
             except Exception as error:
-                _log.exception("the control thread of %s starts again after an error of its own", self._name)
+                _log.exception("error in the control thread of %s; it starts again", self._name)
                 member.waiting_for = f"{type(error).__name__}: {error}"
             with member.changed:
                 member.connected = False
@@ -221,7 +221,7 @@ class Membership:
                 return
             if link.lost():  # or AuthError: it may have been restarted, and no longer let us in
                 _log.warning(
-                    "%s: %s is silent for %.0f s: joining again with new sockets",
+                    "%s: %s has been silent for %.0f s: joining again with new sockets",
                     self._name,
                     link,
                     link.silent_s,
@@ -396,7 +396,7 @@ class Membership:
         problems = {endpoint: unusable(endpoint) for endpoint in shards}
         for endpoint, problem in problems.items():
             if problem and self._throttle(("shard", endpoint)):
-                _log.warning("%s does without the shard at %s: %s", self._name, endpoint[:100], problem)
+                _log.warning("%s continues without the shard at %s: %s", self._name, endpoint[:100], problem)
         return [endpoint for endpoint, problem in problems.items() if not problem]
 
     def _on_params(self, body: messages.Params) -> None:

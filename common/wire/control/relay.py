@@ -118,7 +118,7 @@ class HostRelay:
         # The file of a dead relay is no obstacle: ZeroMQ binds over it.
         self._server = sockets.make_router(self._ctx, f"ipc://{self._path}", hwm=16)
         self._poller.register(self._server, zmq.POLLIN)
-        _log.info("%s feeds parameters to the other processes of this host", self._name)
+        _log.info("%s relays parameters to the other processes of this host", self._name)
 
     # -- as one of the others --
 

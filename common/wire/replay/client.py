@@ -552,4 +552,4 @@ class ReplayClient(Sampler):
     def _note_bad(self, detail: str) -> None:
         """Note that the server has sent what cannot be used."""
         self.counters["bad_messages"] = self._link.bad_messages
-        self.fault = self.wait_reason = f"it sends what cannot be used: {detail}"
+        self.fault = self.wait_reason = f"it sends unusable data: {detail}"

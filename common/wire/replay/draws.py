@@ -282,7 +282,7 @@ class Draws:
     def _lose(self, endpoint: str, shard: Shard, why: str, pause_s: float) -> None:
         """Ask others for what was asked of `shard`, and try it with one request after a pause."""
         if not shard.lost and self._throttle(endpoint):
-            _log.warning("replay at %s is lost, others are sampled: %s", endpoint, why)
+            _log.warning("lost replay at %s, sampling the other shards: %s", endpoint, why)
         if shard.wanted:
             shard.trial = next(iter(shard.wanted.values())).shares
         shard.lost, shard.trial_s = True, system.monotonic() + pause_s

@@ -87,7 +87,9 @@ class PeerFiles:
             self.arena, self.token = Arena(folder), token
             _log.info("reading replay's files in %s", folder)
         except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-            _log.info("replay's files are not to be had here (%s): windows are sent", error)
+            _log.info(
+                "replay's files are not accessible here (%s): items are sent over the connection", error
+            )
 
 
 def _read_token(path: Path) -> str:

@@ -164,7 +164,7 @@ def check_role(role: str, name: str, key_role: str) -> None:
     """Refuse a HELLO under another role than that of its key (empty: the socket has no keys)."""
     if key_role not in ("", role) and role != "viewer":
         raise RefusedError(
-            messages.REFUSED_KEY, f"{name} says that its role is {role}; its key is one of {key_role}"
+            messages.REFUSED_KEY, f"{name} claims the role {role}, but its key is for the role {key_role}"
         )
     # What people would take for it counts as well: other case, spaces around it, wide letters.
     owner = _OWN_NAME.fullmatch(unicodedata.normalize("NFKC", name).strip().lower())
@@ -196,7 +196,7 @@ def check_steps(name: str, made: int, permitted: int) -> None:
     if made > permitted:
         raise RefusedError(
             messages.REFUSED_CLAIM,
-            f"{name} says that it has made {made} steps, and was permitted {permitted}",
+            f"{name} claims {made} steps, but was permitted {permitted}",
         )
 
 

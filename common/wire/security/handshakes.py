@@ -35,7 +35,7 @@ _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b
 
 _MECHANISM = slice(12, 32)
 _GREETING_WITHOUT_KEYS = _GREETING.replace(b"CURVE", b"NULL\0")
-_WANTS_KEYS = "it wants keys (start this service with --keys)"
+_WANTS_KEYS = "it requires keys (start this service with --keys)"
 _numbers = itertools.count()
 
 
@@ -71,8 +71,8 @@ class HandshakeMonitor:
     def _reason(self, error: int) -> str:
         if error == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             if self._secured:
-                return "it has no keys, and this service wants some (start it with --keys)"
-            return "it wants keys, and this service has none (start both with --keys, or neither)"
+                return "it has no keys, and this service requires them (start it with --keys)"
+            return "it requires keys, and this service has none (start both with --keys, or neither)"
         if error == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
             return "it has another public key for this service, or its key files are damaged"
         return ""
@@ -178,7 +178,7 @@ class HandshakeWatch:
             if self._own_key:
                 self._error = "it has no keys, and we have (start both with --keys, or neither)"
         elif value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
-            self._error = f"what it sends is not made with the key in {self._server_file}"
+            self._error = f"its messages are not made with the key in {self._server_file}"
 
 
 def greeted_by_curve(endpoint: str) -> bool:

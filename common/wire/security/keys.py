@@ -73,7 +73,7 @@ class AllowList:
             self._roles = _parse_allowed(self.path)
             _log.info("read %s again: %d keys may connect", self.path, len(self._roles))
         except AuthError as error:
-            _log.error("%s; the former list stays in force", error)
+            _log.error("%s; the previous list stays in force", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _check_folder(folder: Path) -> None:
     if not stat.S_ISDIR(mode):
         raise AuthError(f"{folder} is not a directory of keys (`troupe keys new DIR` makes one)")
     if mode & 0o022:
-        raise AuthError(f"others may change what is in {folder}: chmod 700 {folder}")
+        raise AuthError(f"others may write in {folder}: chmod 700 {folder}")
 
 
 def _read(path: Path) -> bytes:

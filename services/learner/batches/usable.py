@@ -97,8 +97,8 @@ class UsableItems:
         self.left_out += count
         if self._throttle():
             _log.warning(
-                "%d items of a batch are left out, %d so far, which nobody can learn from: %s. An actor, or "
-                "another holder of an actor's key, has sent them",
+                "left out %d unusable items of a batch (%d so far): %s. They came from an actor, or another "
+                "holder of an actor's key",
                 count,
                 self.left_out,
                 why,

@@ -66,7 +66,7 @@ class Announcer:
             return
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            _log.error("the announcements did not stop within %.0f s", timeout_s)
+            _log.error("the announcer thread did not stop within %.0f s", timeout_s)
 
     def _run(self) -> None:
         subscriptions = Intake(self._socket, messages.SUBSCRIPTION_BYTES, of_all=16)
@@ -87,7 +87,7 @@ class Announcer:
                 except zmq.ContextTerminated:
                     return
                 except Exception:
-                    _log.exception("announcements go on after an error of their own")
+                    _log.exception("error in the announcer thread; it carries on")
                     system.sleep(0.1)
             self._say()
         finally:

@@ -73,7 +73,7 @@ class Epochs:
         Raises RefusedError for an epoch that cannot have been.
         """
         if ended > max(self._newest, MOST_CLAIMED):
-            raise RefusedError(messages.REFUSED_CLAIM, f"there never was an epoch {ended}")
+            raise RefusedError(messages.REFUSED_CLAIM, f"there was never an epoch {ended}")
         seat = self._coming.get(incarnation)
         if seat is not None and seat.epoch > ended:
             return seat
@@ -177,7 +177,7 @@ class Epochs:
                     self._failures.pop(comer, None)
                     self._paused_until_s.pop(comer, None)
                 self._lies[incarnation] += 1
-                why = f"could not connect to {MOST_UNREACHED} others, one after the other"
+                why = f"could not connect to {MOST_UNREACHED} others in a row"
                 self._pause(incarnation, seat, self._lies[incarnation] - 1, now_s, why)
         return blamed
 
@@ -198,7 +198,7 @@ class Epochs:
                 continue
             self._failures[incarnation] += 1
             # Once may be because another has died: going on without costs what it has learned meanwhile.
-            self._pause(incarnation, seat, self._failures[incarnation] - 2, now_s, "did not come")
+            self._pause(incarnation, seat, self._failures[incarnation] - 2, now_s, "did not join")
 
     def misled(self, ranks: Collection[int], now_s: float) -> None:
         """One of the ranks `ranks` has said in the newest epoch what cannot be, or it is not known who.
@@ -212,7 +212,7 @@ class Epochs:
                 continue
             self._lies[incarnation] += 1
             again = self._lies[incarnation] - (1 if ranks else 2)
-            why = "said what cannot be" if ranks else "it or another said what cannot be"
+            why = "sent impossible values" if ranks else "or another one sent impossible values"
             self._pause(incarnation, seat, again, now_s, why)
 
     def _pause(self, incarnation: int, seat: Seat, again: int, now_s: float, why: str) -> None:
@@ -221,7 +221,7 @@ class Epochs:
             return
         pause_s = PAUSE_S * 2 ** min(again, MOST_PAUSES)
         self._paused_until_s[incarnation] = now_s + pause_s
-        line = "a learner had a seat in epoch %d and %s: left out for %.0f s"
+        line = "a learner of epoch %d %s: left out for %.0f s"
         _log.warning(line, seat.epoch, why, pause_s)
 
     def formed(

@@ -127,7 +127,7 @@ class RequestHandlers:
     def expire(self) -> None:
         """Give up those that have been silent for too long."""
         for peer in self.roster.expire(system.monotonic()):
-            line = "%s is silent for %.0f s: given up, slots %s are free"
+            line = "%s has been silent for %.0f s: given up, slots %s are free"
             self._tell(peer, logging.WARNING, line, peer.name, self._terms.liveness_s, ranges(peer.slots))
 
     def run_state(self) -> dict[str, Any]:
@@ -169,8 +169,7 @@ class RequestHandlers:
         if body.run and body.run != self._terms.run:
             raise RefusedError(
                 messages.REFUSED_RUN,
-                f"{name} is in run {body.run}, and this learner has begun run {self._terms.run}: "
-                "start it again",
+                f"{name} belongs to run {body.run}, and this learner runs {self._terms.run}: restart it",
             )
         peer = Peer(
             envelope.peer,
@@ -276,7 +275,7 @@ class RequestHandlers:
     def _on_status(self, envelope: Envelope, body: messages.Status) -> messages.StatusOk:
         key = envelope.key.public
         if key and not self._status_of.setdefault(key, claims.status()).take():
-            raise RefusedError(messages.TOO_MANY, "more STATUS than those with one key may ask for")
+            raise RefusedError(messages.TOO_MANY, "too many STATUS requests with one key")
         return messages.StatusOk(values={**self.status, "clock_s": system.time()})
 
     def _hear_replaced(self, envelope: Envelope, body: Body) -> None:
@@ -307,7 +306,7 @@ class RequestHandlers:
         if news.take():
             _log.log(level, line, *words)
         elif self._throttle(peer.key):
-            _log.warning("services with the key of %s come and go too often to tell of each", peer.name)
+            _log.warning("services with the key of %s join and leave too often to report each", peer.name)
 
 
 def _level(peer: Peer) -> int:

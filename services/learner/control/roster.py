@@ -203,7 +203,7 @@ class Roster:
         if was_replaced and previous is not None and _may_be_dead(previous, peer):
             raise RefusedError(
                 messages.NAME_TAKEN,
-                "a process of another machine, or from before this one started anew, has said HELLO as "
+                "a process on another machine, or from before this one rebooted, has said HELLO as "
                 f"{peer.name} since, and nothing else: the name is free when its lease ends",
             )
         # A process that was replaced may still run, and must not take the name back. Nor must a dead one: its
@@ -361,7 +361,8 @@ class Roster:
             if wanted and share <= 0:
                 raise RefusedError(
                     messages.NO_SLOTS,
-                    f"actors with the key of {name} hold all {self._most_per_key} slots of theirs",
+                    f"actors with the key of {name} hold all {self._most_per_key} slots that one key "
+                    "may have",
                 )
         wanted = min(wanted, self.total_slots, share)
         # The same slots again mean the same exploration, and chunks of a slot go on where they were.

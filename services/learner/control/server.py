@@ -270,7 +270,7 @@ class ControlServer:
                 except zmq.ContextTerminated:
                     return
                 except Exception:
-                    _log.exception("the control thread carries on after an error of its own")
+                    _log.exception("error in the control thread; it carries on")
                     self._stop.wait(0.1)
         finally:
             loop.close()

@@ -138,7 +138,7 @@ class Groups:
         """Take in what a group did; the chunks that are complete now. Raises as `begin` does."""
         # A step that does not follow the answer it claims to would leave a hole in a chunk, or count twice.
         if group is None or group.asked or group.act is None or body.after != group.number:
-            raise RefusedError(messages.UNKNOWN_GROUP, "begin again: these steps go on from nothing known")
+            raise RefusedError(messages.UNKNOWN_GROUP, "begin again: the steps before these are unknown")
         step = unpack_step(_arrays(body), group.slots.inputs.obs, self._spec)
         chunks = group.slots.take(group.act, step, group.version)
         group.number, group.asked = number, True

@@ -239,7 +239,7 @@ class CentralInference:
         lost = self._outbox.finish(FLUSH_TIMEOUT_S)
         if lost:
             _log.info(
-                "inference ends with %d chunks that replay did not take (%s)", lost, self._outbox.reason
+                "inference stops with %d chunks that replay did not accept (%s)", lost, self._outbox.reason
             )
 
     def _turn(self, until_s: float) -> None:
@@ -361,7 +361,9 @@ class CentralInference:
         for key, (group, since_s) in list(self._held.items()):
             pace = group.slots.pace
             if pace is not None and system.monotonic() - since_s > HELD_LIMIT_S:
-                _log.info("actor %x acts on with version %d: no newer one came", key[0], self._version)
+                _log.info(
+                    "actor %x keeps acting with version %d: no newer one arrived", key[0], self._version
+                )
                 pace.release()
             if not group.slots.holds(self._version):
                 del self._held[key]

@@ -68,7 +68,7 @@ class Coming:
         try:
             self.group = self._connect(self.seat)
             if self._closed.is_set():
-                raise GroupLostError("nobody waits for this group")
+                raise GroupLostError("nothing waits for this group")
             if self.group is not None and self._then is not None:
                 self._then(self.group, self.seat)
         except Exception as error:
@@ -146,10 +146,10 @@ class Change:
     def heard(self, table: np.ndarray, seat: Seat) -> Step:
         """Take in what all have said `[learners, 6]`; the step to take. Raises MisledError."""
         steps, epochs, sizes, *flags = table.T
-        check_all(is_count(steps, max(Step)), "a step that there is not")
-        check_all(is_count(epochs, MOST_EPOCHS) & is_count(sizes, MAX_LEARNERS), "an epoch that cannot be")
+        check_all(is_count(steps, max(Step)), "sent an unknown step")
+        check_all(is_count(epochs, MOST_EPOCHS) & is_count(sizes, MAX_LEARNERS), "sent an impossible epoch")
         for flag in flags:
-            check_all(is_count(flag, 1), "neither yes nor no")
+            check_all(is_count(flag, 1), "sent neither yes nor no")
         step = Step(int(steps[0]))
         if step == Step.STAY:
             self.close()
@@ -202,7 +202,7 @@ class Change:
             self._out = True
             return
         if epoch <= seat.epoch or learners < len(self._staying):
-            raise MisledError("that the next epoch is one that cannot be", [0])
+            raise MisledError("announced an impossible epoch", [0])
         # Only rank 0 knows where, if it has been alone.
         mine = self._planned or msgspec.structs.replace(
             seat, epoch=epoch, rank=self._staying.index(seat.rank), learners=learners
@@ -215,6 +215,6 @@ class Change:
         try:
             return self.coming.done(0.0)
         except TroupeError as error:
-            _log.warning("%s: going on as before", error)
+            _log.warning("%s: continuing as before", error)
             self._failed, self.coming = True, None
             return False

@@ -86,7 +86,7 @@ def within(timeout_s: float, ask: Callable[[], T]) -> T:
     if isinstance(error, RuntimeError):
         raise error
     if error is not None:  # such as MemoryError, for an answer of many gigabytes
-        raise RuntimeError(f"no answer that could be: {type(error).__name__}: {first_line(error)}") from error
+        raise RuntimeError(f"an unusable answer: {type(error).__name__}: {first_line(error)}") from error
     return answer  # type: ignore[return-value]  # there is one where there is no error
 
 
@@ -143,7 +143,9 @@ class ProcessGroup:
             # It asks for the address of each, and then connects to all.
             self._group: Any = within((size + 1) * timeout_s, meet)
         except RuntimeError as error:
-            raise GroupLostError(f"the learners of epoch {epoch} do not meet: {first_line(error)}") from None
+            raise GroupLostError(
+                f"the learners of epoch {epoch} could not connect: {first_line(error)}"
+            ) from None
 
     def sum(self, tensor: Tensor) -> None:
         """See `Group`."""

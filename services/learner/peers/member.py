@@ -143,10 +143,10 @@ class JoinedLearner:
                 if team.learners or health.ready()[0]:
                     health.report({"learner/updates": counters.updates, "learner/learners": team.learners})
             if not control.state.stopping:
-                _log.info("%s asks the others to go on without it", self._name)
+                _log.info("%s asks the others to continue without it", self._name)
                 rounds.leave(team.let_go)
             why = "stopped" if self._stop else "the run ends"
-            _log.info("%s ends after update %d: %s", self._name, counters.updates, why)
+            _log.info("%s stops after update %d: %s", self._name, counters.updates, why)
         finally:
             team.close()
             prefetch.stop()

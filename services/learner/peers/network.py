@@ -43,8 +43,8 @@ def check_machine(endpoint: str, network: str) -> None:
     own = {each.address.partition("%")[0] for known in psutil.net_if_addrs().values() for each in known}
     if not any(address in own or ipaddress.ip_address(address).is_loopback for address in found):
         raise ConfigError(
-            f"the learner at {endpoint} is on another machine, and gradients are not encrypted: its run "
-            "has to name a private network of both in net.learner_network"
+            f"the learner at {endpoint} is on another machine, and gradients are not encrypted: set "
+            "net.learner_network of its run to a private network of both"
         )
 
 

@@ -179,7 +179,7 @@ class GivenSeats:
                 # Back again, the owner would wait for this one in an epoch that it has not asked for.
                 self._control.want_no_seat()
                 _log.warning(
-                    "the learner that has the run is gone: going on without (%d left)", seat.learners
+                    "the learner that has the run is gone: continuing without it (%d left)", seat.learners
                 )
         return seat
 
@@ -233,4 +233,4 @@ def _joined(seat: Seat, timeout_s: float) -> dist.Store:
     try:
         return joined_store(seat.host, seat.port, timeout_s)
     except RuntimeError as error:
-        raise GroupLostError(f"nobody is at {seat.host}:{seat.port}: {first_line(error)}") from None
+        raise GroupLostError(f"nothing answers at {seat.host}:{seat.port}: {first_line(error)}") from None

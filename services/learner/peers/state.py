@@ -41,7 +41,7 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
     told = torch.tensor([counters.updates, counters.version, len(own)])
     table = torch.stack(group.gather(torch.cat([told, digest])))
     counted = is_count(table[:, :2].numpy(), MOST_COUNTED)
-    check_all(np.all(counted, axis=1), "a number of updates that cannot be")
+    check_all(np.all(counted, axis=1), "sent an impossible number of updates")
     source = int(table[:, 0].argmax())  # the first of them
     # Versions are the owner's to count, and never go back: services would take newer weights for old ones.
     counters.version = int(table[:, 1].max())
@@ -50,7 +50,7 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
         return False
     most = MOST_TIMES_OWN * (len(own) + (1 << 20))
     if not 0 < size <= most:
-        raise _refused(source, f"that its state has {size:,} bytes, and this one's has {len(own):,}")
+        raise _refused(source, f"has a state of {size:,} bytes, and this one has {len(own):,}")
     buffer = own if group.rank == source else torch.empty(size, dtype=torch.uint8)
     group.broadcast(buffer, source)
     changed = not torch.equal(digest, wanted)
@@ -60,7 +60,7 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
     digests = torch.stack(group.gather(digest))
     if not torch.equal(digest, digests[source]):
         _restore(own, agent, counters)
-        raise _refused(source, "that its state has another hash than when this learner has copied it")
+        raise _refused(source, "announced a hash that this learner does not get from a copy of its state")
     if not bool((digests == digest).all()):  # whoever has it ends: the others must not
         raise GroupLostError("a learner has copied a state and has a different one")
     return changed
@@ -130,12 +130,12 @@ def _take_over(
 ) -> None:
     """Unpack what rank `source` has sent, which said that its hash is `digest`; or stay as before."""
     if not torch.equal(_digest(buffer), digest):
-        raise _refused(source, "that its state has another hash than what it sends")
+        raise _refused(source, "announced another hash than that of the state it sent")
     try:
         unpack(buffer, agent, counters)
     except CheckpointError as error:
         _restore(own, agent, counters)
-        raise _refused(source, f"that it has a state that no learner has: {error}") from None
+        raise _refused(source, f"sent an impossible state: {error}") from None
 
 
 def _restore(own: Tensor, agent: Agent, counters: RunCounters) -> None:
@@ -151,7 +151,7 @@ def _refused(source: int, what: str) -> TroupeError:
     whoever else has it.
     """
     if source == 0:
-        line = "this learner cannot share batches with the one that has the run, which says "
+        line = "this learner cannot share batches with the one that has the run, which "
         return StateDiffersError(line + what)
     return MisledError(what, [source])
 

@@ -134,7 +134,7 @@ def exchange_places(group: ProcessGroup, own: str, network: str) -> list[str]:
     told = group.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
     places = [each.numpy().tobytes().rstrip(b"\0").decode("ascii", "replace") for each in told]
     if wrong := [rank for rank, place in enumerate(places) if place and not _is_place(place, network)]:
-        raise MisledError("that it can be reached where no learner may be", wrong)
+        raise MisledError("gave an address where no learner may be", wrong)
     return places
 
 
@@ -149,7 +149,7 @@ def settled(text: bytes, learners: int) -> list[int]:
         or not all(type(rank) is int and 0 <= rank < learners for rank in ranks)
         or ranks != sorted(set(ranks))
     ):
-        raise RuntimeError("whoever was met says nonsense of who goes on")
+        raise RuntimeError("the answer does not say who continues")
     return ranks
 
 

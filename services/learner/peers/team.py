@@ -175,7 +175,7 @@ class Team:
             return self._learn_alone(share) if self._group is None else self._learn_together(share)
         except (GroupLostError, MisledError) as error:
             self.lost += 1
-            _log.warning("%s: going on without, after update %d", error, self._counters.updates)
+            _log.warning("%s: continuing without it, after update %d", error, self._counters.updates)
             if isinstance(error, MisledError):
                 self._seats.misled(error.ranks)
             self._leave()
@@ -231,8 +231,8 @@ class Team:
     def _check(self, table: np.ndarray) -> None:
         """Raise MisledError where what the others say `[learners, said]` cannot be."""
         updates, progress, beta, version, steps = table[:, :_CHANGE].T
-        check_all(updates == self._counters.updates, "that it is at another update")
-        check_all((steps >= 0) & (steps <= self._most_steps), "that it learns from more steps than there are")
+        check_all(updates == self._counters.updates, "is at another update")
+        check_all((steps >= 0) & (steps <= self._most_steps), "claims more steps than there are")
         told = (
             (progress >= 0)
             & (progress <= 1)
@@ -242,7 +242,7 @@ class Team:
             & (version >= self._counters.version)
         )
         if not told[0]:
-            raise MisledError("a progress of the run that cannot be", [0])
+            raise MisledError("sent an impossible progress of the run", [0])
 
     def _whole_or_not(self, share: Share | None) -> Update | Pending:
         """The update; the agent is as before where a learner is lost within."""
@@ -286,7 +286,7 @@ class Team:
             if not coming.done(ASK_S):
                 if (self._seats.silent_s() or 0.0) < SILENT_S:
                     return False
-                raise GroupLostError(f"nobody comes to epoch {coming.seat.epoch}")
+                raise GroupLostError(f"no other learner joined epoch {coming.seat.epoch}")
             self._coming, self._seat = None, coming.seat
             self._begin(coming)
         except (GroupLostError, MisledError) as error:
@@ -334,7 +334,7 @@ class Team:
         """Go on in the epoch that was prepared; the others of this one do so too, or have left."""
         coming, before = self._change.coming, self._group
         if coming is None or not coming.done(0.0):
-            raise MisledError("that this learner is ready for another epoch", [0])
+            raise MisledError("claims that this learner is ready for another epoch", [0])
         self._seats.changed()
         self._group = coming.group
         self._change.coming = None
@@ -368,8 +368,8 @@ class Team:
             if seat.learners == 1:
                 words = [f"epoch {seat.epoch}: no other learner is left"]
             words[0] += f", at update {self._counters.updates}"
-            words += [f"learner {rank} of the last one has left" for rank in left]
-            words += ["took over the state of another"] * changed
+            words += [f"learner {rank} of the previous epoch has left" for rank in left]
+            words += ["took over the state of another learner"] * changed
             _log.info("; ".join(words))
 
     def _did_not_begin(self, error: GroupLostError | MisledError, seat: Seat) -> None:

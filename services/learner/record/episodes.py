@@ -76,7 +76,7 @@ class EpisodesFile:
             self._append(rows)
             if self._path.stat().st_size > MAX_BYTES:
                 self._full = True
-                _log.warning("%s is as large as it may be: no further episodes are added", self._path)
+                _log.warning("%s has reached its maximum size: no more episodes are added", self._path)
 
     def _append(self, rows: Sequence[Sequence[object]]) -> None:
         text = io.StringIO()

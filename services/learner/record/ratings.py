@@ -133,7 +133,7 @@ class Ratings:
                 kept.append(Published(version, manifest, blob, steps, updates, system.monotonic()))
             _check_matches(saved.matches, [each.version for each in kept])
         except (CheckpointError, WireError, KeyError, ValueError) as error:
-            _log.warning("the rated versions are not readable, ratings begin again at 0: %s", error)
+            _log.warning("cannot read the rated versions, ratings start again at 0: %s", error)
             return
         self._evaluations, self._spacing = saved.evaluations, saved.spacing
         self._kept = [each for each in kept if each.version <= known]

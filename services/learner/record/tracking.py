@@ -101,9 +101,7 @@ class _TrackerProcess:
         except queue.Full:
             self._dropped += 1
             if self._dropped == 1:
-                _log.warning(
-                    "%s does not keep up: what it has no room for is in metrics.csv only", self._name
-                )
+                _log.warning("%s does not keep up: what does not fit is in metrics.csv only", self._name)
 
     def put_last(self, row: dict[str, Any] | None) -> None:
         """Hand over what must not be missing, None for the end, in the place of older rows."""
@@ -121,14 +119,14 @@ class _TrackerProcess:
         try:
             self._process.wait(deadline.remaining_s)
         except subprocess.TimeoutExpired:
-            _log.warning("%s did not end within %.0f s: it is killed", self._name, deadline.elapsed_s)
+            _log.warning("%s did not stop within %.0f s and was killed", self._name, deadline.elapsed_s)
             with contextlib.suppress(ProcessLookupError):  # it has ended in this moment
                 os.killpg(self._process.pid, signal.SIGKILL)  # with what it has started itself
             self._process.wait()
         for thread in self._threads:
             thread.join(1.0)
         if self._dropped:
-            _log.warning("%s was not given %d rows", self._name, self._dropped)
+            _log.warning("%s did not get %d rows", self._name, self._dropped)
 
     def _feed(self) -> None:
         stdin = self._process.stdin
@@ -148,4 +146,4 @@ class _TrackerProcess:
             for line in lines:
                 _log.warning("%s %s", self._name, peer_text(line.rstrip("\n")))
         if self._process.wait() and not self._closing:
-            _log.warning("%s has ended: training goes on without it", self._name)
+            _log.warning("%s has exited: training continues without it", self._name)

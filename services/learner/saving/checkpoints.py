@@ -79,7 +79,7 @@ class RunCheckpoints:
         elif learner.init_from:
             changed = partial(changed_structure, config=self._config)
             found = begin_from(self._agent, learner.init_from, changed, optimizer=learner.init_optimizer)
-            _log.info("begins with the network of %s", found)
+            _log.info("starting with the network of %s", found)
 
     def save(self) -> None:
         """Save the run and wait, within a limit, until it is on the disk."""
@@ -88,7 +88,7 @@ class RunCheckpoints:
         if self._writer.wait(deadline.remaining_s):
             self._begin()
         if not self._writer.wait(deadline.remaining_s):
-            _log.error("the checkpoint is not on the disk after %.0f s: going on without it", CHECKPOINT_S)
+            _log.error("the checkpoint was not on disk after %.0f s: continuing without it", CHECKPOINT_S)
 
     def save_if_due(self) -> None:
         """Begin to save the run every `learner.checkpoint_period_s`, once the one before is on the disk."""
@@ -145,7 +145,7 @@ class RunCheckpoints:
         try:
             counters.load_meta(meta)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise CheckpointError(f"{path} does not say in meta.json how far the run was") from None
+            raise CheckpointError(f"{path} does not record the run's progress in meta.json") from None
         self._saved = (counters.steps, counters.updates)
         self.run_id = str(meta.get("run", ""))
         lockstep = meta.get("lockstep")

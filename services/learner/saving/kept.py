@@ -62,7 +62,7 @@ class Best:
             try:
                 self._return = float(load_newest(self._directory).meta["evaluation"]["mean_return"])
             except (CheckpointError, KeyError, TypeError, ValueError) as error:
-                _log.warning("the best checkpoint so far is not readable, another takes its place: %s", error)
+                _log.warning("cannot read the best checkpoint so far, another one replaces it: %s", error)
 
     def evaluated(self, played: Published, mean_return: float) -> None:
         """Keep the network of an evaluation that no other surpasses; of equals the newest."""

@@ -19,7 +19,7 @@ class _Change:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, TornStateError):
-            raise TornStateError(f"a change of the tables failed in its midst: {kind}: {error}") from error
+            raise TornStateError(f"a change of the tables failed halfway: {kind}: {error}") from error
 
 
 CHANGE = _Change()

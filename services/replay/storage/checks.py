@@ -73,6 +73,6 @@ class Checks:
             for name, count in items.items():
                 self._tables[name].damage.items += count
             _log.error(
-                "chunk %d (record %d of %s) is damaged: its items have left: %s",
+                "chunk %d (record %d of %s) is damaged: its items were removed: %s",
                 *(commit, row, self._folder, ", ".join(f"{n} of {name!r}" for name, n in items.items() if n)),
             )

@@ -63,7 +63,7 @@ class Directory(Destination):
         try:
             self._parent = _descend(path.parent)
             if _is_there(path.name, self._parent):
-                raise ConfigError(f"{path} is there already: a snapshot needs a new directory")
+                raise ConfigError(f"{path} already exists: a snapshot needs a new directory")
             shutil.rmtree(self._temporary, ignore_errors=True, dir_fd=self._parent)
             os.mkdir(self._temporary, dir_fd=self._parent)
             self._folder = os.open(self._temporary, _DIRECTORY, dir_fd=self._parent)
@@ -166,7 +166,7 @@ class Remote(Destination):
         except Exception as error:
             raise CheckpointError(f"{self._url} cannot be written: {_line(error)}") from None
         if there:
-            raise ConfigError(f"{self._url} is there already: a snapshot needs a new address")
+            raise ConfigError(f"{self._url} already exists: a snapshot needs a new address")
 
     def open(self, name: str) -> IO[bytes]:
         """See `Destination`."""

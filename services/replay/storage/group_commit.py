@@ -54,8 +54,8 @@ class GroupCommit:
         if self._failure is not None:
             why = getattr(self._failure, "strerror", None) or repr(self._failure)
             raise SyncFailedError(
-                f"what was written cannot be forced to the disk ({why}): nothing that "
-                "waits for it is acknowledged; look at the disk, then start again with the same --data-dir"
+                f"cannot force writes to the disk ({why}): nothing that waits for them is "
+                "acknowledged; check the disk, then start again with the same --data-dir"
             )
         return self.done
 

@@ -50,7 +50,7 @@ class Opened:
         """
         if self.lost_power and self.durable == "process":
             _log.warning(
-                "the machine has been started anew since %s was used: had its power gone, what was stored in "
+                "the machine has rebooted since %s was last used: after a power cut, what was stored in "
                 "the last half minute may be missing",
                 self._path.parent,
             )

@@ -74,7 +74,7 @@ class Snapshot:
         """
         store = replay.store
         if store is None:
-            raise ConfigError("there is nothing to make a snapshot of yet")
+            raise ConfigError("there is nothing to take a snapshot of yet")
         self._store = store
         self._to: Destination = open_destination(destination, MANIFEST_FILE)
         self._signature = (replay.folder / SIGNATURE_FILE).read_bytes()
@@ -245,7 +245,7 @@ def _sum(text: bytes) -> str:
 
 def _copy(origin: Destination, name: str, size: int, digest: str, folder: Path) -> None:
     if Path(name).name != name or name.startswith("."):
-        raise CheckpointError(f"the snapshot names the file {name!r}, which is none of replay's")
+        raise CheckpointError(f"the snapshot names {name!r}, which is not a file of replay")
     found, written = hashlib.sha256(), 0
     with origin.open_to_read(name) as file, (folder / name).open("wb") as out:
         while piece := file.read(PIECE_BYTES):
@@ -255,4 +255,4 @@ def _copy(origin: Destination, name: str, size: int, digest: str, folder: Path) 
         out.flush()
         os.fsync(out.fileno())
     if written != size or found.hexdigest() != digest:
-        raise CheckpointError(f"the snapshot is damaged: {name} is not what was written")
+        raise CheckpointError(f"the snapshot is damaged: {name} is not as it was written")

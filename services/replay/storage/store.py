@@ -194,7 +194,7 @@ class ChunkStore:
                 return starts
             starts = self.space.place(counts)  # somewhere within what is reserved
         if starts is None and not self.space.fits_now(counts):
-            raise NoRoomError(f"the disk is full: make room where {self._folder} is")
+            raise NoRoomError(f"the disk is full: free space where {self._folder} is")
         return starts
 
     def _reserve(self, ends: list[int]) -> bool:
@@ -208,12 +208,12 @@ class ChunkStore:
                     if not self._disk_full:
                         self._disk_full = True
                         used = self.used_bytes >> 20
-                        _log.error("the disk is full: replay keeps to %d MiB until there is room", used)
+                        _log.error("the disk is full: replay stays at %d MiB until there is space", used)
                     return False
                 grown = True
         if grown and self._disk_full:
             self._disk_full = False
-            _log.info("there is room on the disk again: replay grows on")
+            _log.info("there is space on the disk again: replay continues to grow")
         return True
 
     def _reserve_lane(self, i: int, end: int) -> bool:
@@ -390,7 +390,7 @@ class ChunkStore:
         row = self.space.oldest()
         if row is None:
             limit = "the disk is" if self._disk_full else "the files are"
-            raise NoRoomError(f"{limit} full of items of queues; waits for samples")
+            raise NoRoomError(f"{limit} full of items of queues; waiting for samples")
         return row
 
     def evict(self, row: int) -> int:

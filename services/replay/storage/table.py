@@ -265,7 +265,7 @@ class Table:
             self._files.empty(slots)
             self._release(rows)
         self.damage.items += len(slots)
-        _log.error("%d items of table %r are damaged and have left", len(slots), self.config.name)
+        _log.error("%d items of table %r are damaged and were removed", len(slots), self.config.name)
         return len(slots)
 
     def drop_chunk(self, row: int, commit: int) -> int:

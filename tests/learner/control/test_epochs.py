@@ -114,7 +114,7 @@ def test_no_incarnation_takes_the_seat_of_the_owner():
 
 def test_an_epoch_that_cannot_have_been_is_refused_and_leaves_the_others_theirs():
     epochs = Epochs()
-    with pytest.raises(RefusedError, match="never was"):
+    with pytest.raises(RefusedError, match="was never"):
         epochs.asked(7, 2**63 - 1, JUST_NOW)
     epochs.asked(8, 41, JUST_NOW)
     assert epochs.formed([8], 0.0, meeting).epoch == 42

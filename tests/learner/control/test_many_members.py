@@ -84,4 +84,4 @@ def test_the_log_says_that_hardly_any_file_is_left(ctx, caplog, left):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for each in held:
             os.close(each)
-    assert "may have open are, and each member needs some: raise the hard" in caplog.messages[0]
+    assert "of this process are open, and each member needs some: raise the hard" in caplog.messages[0]

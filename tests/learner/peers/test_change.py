@@ -109,7 +109,7 @@ def test_learners_come_and_leave_and_the_others_lose_nobody(start, caplog, monke
     assert [each.team.lost for each in (owner, second, third)] == [0, 0, 0]
     assert owner.stood == 0
     assert (second.stood, third.stood) == (1, 1), "as they left"
-    assert "learner 1 of the last one has left" in caplog.text
+    assert "learner 1 of the previous epoch has left" in caplog.text
     assert not [line for line in caplog.messages if "lost" in line or "does not" in line]
     check_alike(owner, second, third)
     assert sorted(owner.hashes) == list(range(1, max(owner.hashes) + 1)), "an update is missing"
@@ -175,13 +175,13 @@ def test_one_that_can_connect_to_nobody_makes_room_for_those_who_can(start, capl
     until(together([owner, second]))
 
     def connect(seat):
-        raise GroupLostError("nobody comes")
+        raise GroupLostError("no other learner joined")
 
     second.team._change._connect = connect
     # A guest does not hear that nobody waits for it any more: it goes on connecting for as long as this.
     guests = start("learner-2", "learner-3", "learner-4", timeout_s=10.0)
     until(together([owner, *guests]), timeout_s=480)  # of a machine that is busy
-    assert "could not connect to 3 others, one after the other: left out" in caplog.text
+    assert "could not connect to 3 others in a row: left out" in caplog.text
     check_alike(owner, *guests)
     assert sorted(owner.hashes) == list(range(1, max(owner.hashes) + 1)), "an update is missing"
 
@@ -274,7 +274,7 @@ def test_nobody_is_blamed_where_the_owner_cannot_connect_either_a_little_later()
 
     def connect(seat):
         asked.wait(60)
-        raise GroupLostError("nobody comes")
+        raise GroupLostError("no other learner joined")
 
     rank_0, seat = Change(seats, connect), Seat(0, 0, 2, 0, "")
     rank_0.begin(2)

@@ -60,17 +60,17 @@ def test_a_run_goes_on_when_any_of_its_learners_is_killed(tmp_path, start):  # n
     # The only checkpoint is that of the beginning: what comes later is from the other learner.
     before = status(run_dir)["updates"]
     os.kill(owner_of(troupe), signal.SIGKILL)
-    taken = r"at update (\d+); took over the state of another"
+    taken = r"at update (\d+); took over the state of another learner"
     troupe.wait_until(lambda: told(run_dir, "learner", taken))
     reached = int(told(run_dir, "learner", taken)[0])
     assert reached >= before
     # Both were killed once, and the second learner before the status that the first has read again.
     troupe.wait_until(lambda: restarts(run_dir) == [1, 1])
     troupe.wait_until(lambda: status(run_dir)["updates"] >= reached + 3)
-    lost = len(told(run_dir, "learner", "going on without"))
+    lost = len(told(run_dir, "learner", "continuing without"))
     os.kill(pid_of(run_dir, "learner-1"), signal.SIGTERM)
-    troupe.wait_until(lambda: told(run_dir, "learner", "learner 1 of the last one has left"))
-    assert len(told(run_dir, "learner", "going on without")) == lost
-    troupe.wait_until(lambda: told(run_dir, "learner-1", r"learner-1 ends after update \d+: stopped"))
+    troupe.wait_until(lambda: told(run_dir, "learner", "learner 1 of the previous epoch has left"))
+    assert len(told(run_dir, "learner", "continuing without")) == lost
+    troupe.wait_until(lambda: told(run_dir, "learner-1", r"learner-1 stops after update \d+: stopped"))
     troupe.process.send_signal(signal.SIGINT)
     troupe.wait()

@@ -156,7 +156,7 @@ def test_odd_files_begin_again_at_0(
     assert [each.version for each in Run(tmp_path, known=50).ratings._kept] == [10, 11, 12]
     save_checkpoint(folder, arrays, meta | changes, keep=1)
     again = Run(tmp_path, known=50)
-    assert "ratings begin again at 0: " in caplog.text
+    assert "ratings start again at 0: " in caplog.text
     assert told in caplog.text
     assert again.evaluate(51) == {"eval/elo": 0.0, "eval/elo_error": 0.0}
     assert again.evaluate(52)["eval/elo"] == pytest.approx(3.0, abs=1e-4)

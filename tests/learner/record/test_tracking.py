@@ -56,7 +56,7 @@ def test_rows_arrive_in_their_order_and_the_end_last(make, tmp_path, caplog):
 
 def test_what_is_refused_is_said_in_one_line_without_secrets(make, caplog):
     trackers = make("refuses")
-    until(lambda: "training goes on without it" in caplog.text)
+    until(lambda: "training continues without it" in caplog.text)
     for steps in range(2 * MAX_WAITING):
         trackers.add(steps, {"x": 1.0})
     trackers.close({}, complete=False)
@@ -83,15 +83,15 @@ def test_one_that_hangs_is_dropped_and_ended(make, caplog, how):
         trackers.add(steps, {"a_name_of_some_length/episode_return" * 4: 1.0})
     trackers.close({}, complete=True, timeout_s=1.0)
     assert process.returncode == -signal.SIGKILL
-    assert "notes did not end within" in caplog.text
-    assert "training goes on" not in caplog.text
+    assert "notes did not stop within" in caplog.text
+    assert "training continues" not in caplog.text
     assert caplog.text.count("notes does not keep up") == (how == "hangs")
 
 
 def test_one_that_dies_is_said_and_rows_go_nowhere(make, caplog):
     trackers = make("dies")
     trackers.add(1, {"x": 1.0})
-    until(lambda: "training goes on without it" in caplog.text)
+    until(lambda: "training continues without it" in caplog.text)
     for steps in range(10):
         trackers.add(steps, {"x": 1.0})
     trackers.close({}, complete=False)

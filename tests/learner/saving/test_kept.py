@@ -222,7 +222,7 @@ def test_a_network_of_another_shape_or_algorithm_is_refused_in_a_line(tmp_path):
         path = save_checkpoint(tmp_path, arrays, meta)
         with pytest.raises(CheckpointError, match=why) as refused:
             begin_from(make_agent(config.agent, spec), tmp_path, partial(changed_structure, config=config))
-        assert f"cannot begin with {path}" in str(refused.value)
+        assert f"cannot start with {path}" in str(refused.value)
         assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match="not a directory"):
         begin_from(make_agent(small.agent, spec), tmp_path / "nothing", NOTHING)

@@ -164,7 +164,7 @@ def test_places_that_cannot_be_used(tmp_path):
     fill(replay)
     for place, reason in (
         ("snapshot", "absolute"),
-        (str(tmp_path), "there already"),
+        (str(tmp_path), "already exists"),
         ("nosuch://bucket/path", "nosuch"),
         ("/proc/snapshot", "cannot write"),
     ):
@@ -173,7 +173,7 @@ def test_places_that_cannot_be_used(tmp_path):
     take(replay, f"memory://{tmp_path.name}/once")
     progress = take(replay, f"memory://{tmp_path.name}/once")
     assert progress.state == "failed"
-    assert progress.detail.endswith("is there already: a snapshot needs a new address")
+    assert progress.detail.endswith("already exists: a snapshot needs a new address")
     assert open_destination(f"memory://{tmp_path.name}/once").read(MANIFEST_FILE), "what is there stays"
 
 
@@ -261,7 +261,7 @@ def test_damage_is_told_and_nothing_is_restored(tmp_path):
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
 
     assert "obs.blocks" in damaged(flip)
-    assert "none of replay's" in damaged(escape)
+    assert "not a file of replay" in damaged(escape)
     damaged(lambda folder: (folder / "action.raw").unlink())
     damaged(lambda folder: (folder / MANIFEST_FILE).write_text("{"))
     damaged(lambda folder: (folder / MANIFEST_FILE).unlink())

@@ -80,10 +80,10 @@ CASES = {  # the client's keys; what it says; what the server says
     "unlisted": ("allow-list does not have our key", "turned away a peer at 127.0.0.1: its key"),
     "wrong server key": ("its key is not that in", "it has another public key for this service"),
     "no keys": (
-        "it wants keys (start this service with --keys)",
-        "it has no keys, and this service wants some",
+        "it requires keys (start this service with --keys)",
+        "it has no keys, and this service requires them",
     ),
-    "no keys at the server": ("it has no keys, and we have", "it wants keys, and this service has none"),
+    "no keys at the server": ("it has no keys, and we have", "it requires keys, and this service has none"),
 }
 
 
@@ -221,7 +221,7 @@ def test_a_server_that_always_hangs_up_before_it_can_be_read_wants_keys(connect)
 
     with door(hang_up_on_who_has_none) as endpoint:
         client = connect(endpoint, "actor-0")
-        with pytest.raises(AuthError, match="it wants keys"):
+        with pytest.raises(AuthError, match="it requires keys"):
             client.join(60)
 
 
@@ -241,7 +241,7 @@ def test_the_allow_list_is_followed_without_a_restart(serve, connect, folder, ot
 
 def test_a_key_is_good_for_its_role_only(serve, connect, folder):
     server = serve(security=secured(folder, "learner"))
-    with pytest.raises(AuthError, match="its role is actor; its key is one of viewer"):
+    with pytest.raises(AuthError, match="claims the role actor, but its key is for the role viewer"):
         connect(server, "actor-0", security=secured(folder, "viewer")).join(60)
     connect(server, "viewer-0", security=secured(folder, "viewer")).join(60)
     connect(server, "viewer-1", security=secured(folder, "actor")).join(60)

@@ -116,6 +116,6 @@ def test_a_list_that_becomes_unusable_leaves_the_former_one_in_force(folder, dam
         path.write_bytes((b"actor nonsense" if damage == "nonsense" else b"king " + stranger) + b"\n")
     assert allowed.role_of(actor) == "actor"
     assert allowed.role_of(stranger) == ""
-    assert caplog.text.count("the former list stays in force") == 1
+    assert caplog.text.count("the previous list stays in force") == 1
     with pytest.raises(AuthError):
         AllowList(path)
