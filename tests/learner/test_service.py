@@ -349,4 +349,4 @@ def test_a_run_that_was_complete_ends_at_once_and_says_so(tmp_path, caplog, monk
     running.end()
     run_learner(config, tmp_path, resume=True).join()
     assert "the run was already complete at 100 steps; to continue, raise run.total_steps" in caplog.text
-    assert "waiting for the evaluator" not in caplog.text[caplog.text.index("was complete") :]
+    assert "waiting for the evaluator" not in caplog.text[caplog.text.index("was already complete") :]
