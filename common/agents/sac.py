@@ -119,9 +119,8 @@ class SacConfig(SequenceAgentConfig):
     )
     target_entropy: float | None = tunable(
         None,
-        "Target for the mean entropy, in nats, of actions in halves of their range; none = minus the "
-        "number of components of a continuous action, or 0.98 of the logarithm of the number of discrete "
-        "actions.",
+        "Target for the mean entropy, in nats, of actions in halves of their range; none = minus the number "
+        "of components of a continuous action, or 0.98 of the logarithm of the number of discrete actions.",
     )
     entropy_cost_adjustment_speed: float = tunable(1.0, "Speed of that adjustment.", gt=0)
     learning_rate: float = tunable(3e-4, "Learning rate of Adam.", gt=0)

@@ -37,9 +37,8 @@ def read_preset(name: str) -> dict[str, Any]:
         # `atari:pong` and `CartPole-v1` are what people type first who know other libraries.
         if re.fullmatch(r"[\w/]+:.+|.+-v\d+", name):
             raise ConfigError(
-                f"{name!r} is an environment, not a preset: use `troupe train --algo NAME --env "
-                f"{name}`, such as "
-                f"--algo ppo, or `troupe train PRESET --env {name}`"
+                f"{name!r} is an environment, not a preset: use `troupe train --algo NAME --env {name}`, "
+                f"such as --algo ppo, or `troupe train PRESET --env {name}`"
             )
         if Path(name).is_file():
             raise ConfigError(

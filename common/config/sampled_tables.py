@@ -17,9 +17,8 @@ def check_sampled_tables(agent: AgentConfig, replay: ReplayConfig) -> None:
     tables = replay.sampled_tables()
     if not tables:
         raise ValueError(
-            f"replay.tables has no table `default`, into which {agent.algorithm} inserts: give one "
-            "this name, or "
-            "give tables a share"
+            f"replay.tables has no table `default`, into which {agent.algorithm} inserts: give one this "
+            "name, or give tables a share"
         )
     if sum(shares.values()) != replay.batch_size:
         raise ValueError(

@@ -327,9 +327,8 @@ def _check(where: str, table: TableConfig) -> None:
         # A default may be there: the configuration of a run is written whole.
         if getattr(table, key) != getattr(TableConfig, key) and getattr(table, chooser) not in names:
             raise ConfigError(
-                f"{where}: {key} has no effect, because it is for {chooser} {' or '.join(names)}: "
-                "take one of "
-                f"those instead of {getattr(table, chooser)}, or leave {key} out"
+                f"{where}: {key} has no effect, because it is for {chooser} {' or '.join(names)}: take one "
+                f"of those instead of {getattr(table, chooser)}, or leave {key} out"
             )
     if table.scored_by == "learner" and table.max_times_sampled:
         raise ConfigError(

@@ -95,9 +95,8 @@ def check_settings(config: EnvConfig, spec: EnvSpec, given: Iterable[str]) -> No
         kind = "" if spec.pixels or family != "gym" else " with observations that are no pictures"
         kwargs = "; the environment's own options go into env.kwargs" if "kwargs" in known else ""
         raise ConfigError(
-            f"{fields} would have no effect: {config.id} is of the family `{family}`{kind}, which "
-            "has no use for "
-            f"{'it' if len(strange) == 1 else 'them'}; leave out what does not apply{kwargs}"
+            f"{fields} would have no effect: {config.id} is of the family `{family}`{kind}, which has no use "
+            f"for {'it' if len(strange) == 1 else 'them'}; leave out what does not apply{kwargs}"
         )
 
 

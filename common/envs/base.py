@@ -334,9 +334,8 @@ def check_copies(spec: EnvSpec, slots: int) -> None:
     """Raise ConfigError where so many slots do not divide among whole copies."""
     if slots % spec.agents:
         raise ConfigError(
-            f"{spec.id} has {spec.agents} agents, each in its own slot: {slots} slots do not make "
-            "whole copies; "
-            f"set actor.slots to a multiple of {spec.agents}"
+            f"{spec.id} has {spec.agents} agents, each in its own slot: {slots} slots do not make whole "
+            f"copies; set actor.slots to a multiple of {spec.agents}"
         )
 
 

@@ -143,9 +143,8 @@ def _check_hope(vector: VectorEnv, failed: np.ndarray, *, has_games: bool) -> No
     if none_ends or failed.max() >= ONE_FAILED:
         where = " in one of its copies" if has_games else ""
         raise EnvError(
-            f"no episode of {vector.spec.id} can be finished{where}: {vector.restarts_total} "
-            "failures, the last: "
-            f"{vector.failures[-1]}"
+            f"no episode of {vector.spec.id} can be finished{where}: {vector.restarts_total} failures, the "
+            f"last: {vector.failures[-1]}"
         )
 
 

@@ -263,8 +263,7 @@ def check_installed() -> None:
     if shutil.which("sbatch") is None:
         raise ConfigError(
             "this machine has no sbatch: run the same command on a login node of the cluster, or add "
-            "--dry-run to "
-            "write the job script only"
+            "--dry-run to write the job script only"
         )
 
 

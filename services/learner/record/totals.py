@@ -91,9 +91,8 @@ class StoredSteps:
         missing = counted > FACTOR * stored + SLACK_STEPS
         if missing and not self.missing:
             _log.warning(
-                "%d steps were counted and %d stored: the rest was claimed by actors that stored "
-                "nothing; the "
-                "log names those whose claims were refused",
+                "%d steps were counted and %d stored: the rest was claimed by actors that stored nothing; "
+                "the log names those whose claims were refused",
                 counted,
                 int(stored),
             )
