@@ -247,7 +247,8 @@ class LockstepTraining(SerialTraining):
         """The main loop."""
         if self.counters.steps >= self.config.run.total_steps:
             self.say(
-                f"the run was complete at {self.counters.steps:,} steps; to go on, raise run.total_steps"
+                f"the run was already complete at {self.counters.steps:,} steps; to continue, raise "
+                "run.total_steps"
             )
             self.close()
             return

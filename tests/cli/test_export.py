@@ -203,5 +203,5 @@ def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"needs the package onnx: pip install .*export"):
         export.export(agent, whole, checkpoint, "onnx", tmp_path / "file")
     agent.decide = super(type(agent), agent).decide  # one that does not say how
-    with pytest.raises(ConfigError, match="does not say how it decides"):
+    with pytest.raises(ConfigError, match="does not define how it chooses actions"):
         export.export(agent, whole, checkpoint, "torchscript", tmp_path / "file")

@@ -166,7 +166,7 @@ def test_goals_compare(comparison: str) -> None:
     [
         ("return", "look like 'return>=18'"),
         ("return>=much", "look like 'return>=18'"),
-        ("score>=3", "score is no goal"),
+        ("score>=3", "score is not a goal"),
         ("eval/episode_return>=3", "no evaluator"),
     ],
 )

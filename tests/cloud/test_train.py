@@ -62,8 +62,8 @@ def test_a_dry_run_tells_dollars_and_hours_and_writes_nothing(
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["--budget", "0.1"], "lasts 0 minutes"),
-        (["--budget", "5", "--until", "score>3"], "score is no goal"),
+        (["--budget", "0.1"], "lasts only 0 minutes"),
+        (["--budget", "5", "--until", "score>3"], "score is not a goal"),
         (["--budget", "5", "--var", "stop_at=never"], "sets it itself"),
         (["--budget", "5", "--run.total_step", "3"], "run.total_steps"),
         (["--until", "return>=3"], "--budget"),
@@ -95,8 +95,8 @@ def test_without_images_or_programs_nothing_begins(
     ("words", "match"),
     [
         (["cartpole-apex"], "is a run of pong-apex"),
-        (["pong-apex", "--run.seed", "3"], "leave --run.seed out"),
-        (["pong-apex", *IMAGE], "leave --var out"),
+        (["pong-apex", "--run.seed", "3"], "leave out --run.seed"),
+        (["pong-apex", *IMAGE], "leave out --var"),
     ],
 )
 def test_a_run_that_goes_on_keeps_what_it_is(
@@ -247,7 +247,7 @@ def test_programs_fail_take_too_long_or_are_given_up(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="not done in 0 minutes"):
         tools.run("sleep", "600", timeout_s=0.3)
     stop._signals = 2
-    with pytest.raises(GivenUpError, match="ends what it is about"):
+    with pytest.raises(GivenUpError, match="is left to finish"):
         tools.run("sh", "-c", "sleep 1; touch ended", cwd=tmp_path)
     until((tmp_path / "ended").exists)
     assert "sleep 600" in tools.log.read_text()

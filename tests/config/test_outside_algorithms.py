@@ -115,7 +115,9 @@ def test_a_name_belongs_to_the_first_module_that_registers_it(tmp_path, package)
         write(tmp_path, package, module, SOURCE.format(name="tiny"))
     __import__(f"{package}.one")
     assert agent_model("tiny").__module__ == f"{package}.one"
-    with pytest.raises(ConfigError, match=rf"the algorithm tiny of {package}.other has the name of"):
+    with pytest.raises(
+        ConfigError, match=rf"the algorithm tiny of {package}.other has the same name as that of"
+    ):
         __import__(f"{package}.other")
 
 

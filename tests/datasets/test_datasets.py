@@ -185,7 +185,7 @@ def test_where_no_data_set_can_be_nobody_plays_for_one(datasets, tmp_path, monke
     spec = SPECS["reals"]
     datasets.mkdir()
     (datasets / "my").touch()
-    one_line(lambda: DatasetWriter("my/sub/test-v0", spec), DatasetError, "no folder; .* another folder")
+    one_line(lambda: DatasetWriter("my/sub/test-v0", spec), DatasetError, "not a folder; .* another folder")
     (tmp_path / "file").touch()
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file"))
     one_line(lambda: DatasetWriter("test-v0", spec), DatasetError, "cannot write the data set into .*file")

@@ -70,7 +70,7 @@ def test_an_environment_whose_episodes_all_fail_ends_it_with_the_line_that_fails
     assert cli.main(["eval", str(tmp_path), "--modules", "tests"]) == 70
     said = capsys.readouterr().err
     assert said.startswith(
-        f"troupe: error: no episode of {broken} ends: 24 failures, the last: {broken} raised "
+        f"troupe: error: no episode of {broken} can be finished: 24 failures, the last: {broken} raised "
     )
     assert "RuntimeError: the physics exploded (broken.py:" in said
 

@@ -137,8 +137,8 @@ def test_games_that_all_fail_are_given_up_with_the_line_that_fails(slots):
         broken(FakeAgent(), slots=slots, episodes=slots, at=5)
     failures = 8 if slots == 1 else 3 * slots
     assert str(told.value).startswith(
-        f"no episode of tests.envs.broken:Broken-v0 ends: {failures} failures, the last: tests.envs.broken:"
-        "Broken-v0 raised RuntimeError: the physics exploded (broken.py:"
+        f"no episode of tests.envs.broken:Broken-v0 can be finished: {failures} failures, the last: "
+        "tests.envs.broken:Broken-v0 raised RuntimeError: the physics exploded (broken.py:"
     )
     assert "at step 5, slot" in str(told.value)
 
@@ -146,7 +146,9 @@ def test_games_that_all_fail_are_given_up_with_the_line_that_fails(slots):
 @pytest.mark.timeout(60)
 def test_one_copy_that_always_fails_ends_them_too(monkeypatch):
     monkeypatch.setattr(games, "make_vector", OneFails)
-    with pytest.raises(EnvError, match=r"ends in one of its copies: 20 failures, the last: slot 1 at step 7"):
+    with pytest.raises(
+        EnvError, match=r"can be finished in one of its copies: 20 failures, the last: slot 1 at step 7"
+    ):
         run(FakeAgent())
 
 

@@ -149,7 +149,7 @@ def test_an_environment_that_only_fails_is_told_once_and_ends_each_evaluation(se
     assert scores(client) == [{"eval/version": version} for version in (1, 2, 3, 4)]
     assert (client.fields.part, client.fields.episodes) == (0, [])
     assert client.fields.trouble.startswith(
-        "no episode of tests.envs.broken:Broken-v0 ends: 8 failures, the last: "
+        "no episode of tests.envs.broken:Broken-v0 can be finished: 8 failures, the last: "
     )
     assert "(broken.py:" in client.fields.trouble
     assert caplog.text.count("part 0 cannot be played: no episode of") == 1

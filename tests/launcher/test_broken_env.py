@@ -98,7 +98,7 @@ def test_a_run_whose_episodes_all_fail_does_not_wait_for_an_evaluation(
 ) -> None:
     training = train("raise", "--evaluator.enabled", "true", "--evaluator.period_s", "5")
     assert training.process.wait(300) == 0, training.output
-    assert f"last evaluation: none (no episode of {BROKEN} ends: " in training.output
+    assert f"last evaluation: none (no episode of {BROKEN} can be finished: " in training.output
     assert "the last evaluation did not arrive" not in (training.logs / "learner.log").read_text()
 
 

@@ -277,7 +277,7 @@ def test_a_learner_that_hangs_is_named_and_its_rates_go_blank(launch):
     learner = next(pid for pid, name in run.children() if name == "learner")
     os.kill(learner, signal.SIGSTOP)
     run.wait_until(lambda: "learner has been silent for" in run.output.read_text())
-    named = [line for line in run.output.read_text().splitlines() if "has said nothing" in line]
+    named = [line for line in run.output.read_text().splitlines() if "has been silent" in line]
     assert "steps/s" not in named[0]
     os.kill(learner, signal.SIGCONT)
     lines = len(run.output.read_text())

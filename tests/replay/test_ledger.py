@@ -58,7 +58,7 @@ class Ledger:
     def fill(self):
         """One turn of them; whether the files hold no more of the queue."""
         self.write()
-        return any("queues; waiting for samples" in each.blocked_reason for each in self.writers)
+        return any("queues; waits for samples" in each.blocked_reason for each in self.writers)
 
     def turn(self):
         """One turn of all."""

@@ -113,7 +113,7 @@ def test_a_request_that_is_sent_again_means_the_same_snapshot(tmp_path):
         snapshots._snapshot.progress.state = "running"
         assert snapshots.request(one, "a")["state"] == "running"
         for place in (one, other):
-            with pytest.raises(RefusedError, match="on its way"):
+            with pytest.raises(RefusedError, match="is being written already"):
                 snapshots.request(place, "b")
         snapshots._snapshot.progress.state = "failed"
         assert snapshots.request(one, "a")["state"] == "failed", "not begun again under the client's feet"

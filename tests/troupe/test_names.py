@@ -46,7 +46,7 @@ def test_an_environment_is_registered_once_under_one_name(monkeypatch):
     for _ in range(2):
         assert troupe.register_env("Own-v0", OwnEnv, max_episode_steps=5) == f"{__name__}:Own-v0"
     assert gymnasium.spec("Own-v0").max_episode_steps == 5
-    with pytest.raises(ConfigError, match=r"CartPole-v1 of .* has the name of"):
+    with pytest.raises(ConfigError, match=r"CartPole-v1 of .* has the same name as"):
         troupe.register_env("CartPole-v1", OwnEnv)
     main = types.new_class("MainEnv", (OwnEnv,), exec_body=lambda body: body.update(__module__="__main__"))
     with pytest.raises(ConfigError, match="put it into a module"):

@@ -93,7 +93,7 @@ def test_an_environment_whose_episodes_all_fail_keeps_no_evaluation_waiting(tmp_
     heard = read_status(run)["environments"]
     assert heard["failures"] > 10
     assert heard["episodes"] == 0
-    assert heard["unevaluated"].startswith("no episode of tests.envs.broken:Broken-v0 ends: ")
+    assert heard["unevaluated"].startswith("no episode of tests.envs.broken:Broken-v0 can be finished: ")
     assert cli.main(["why", str(run)]) == 0
     assert capsys.readouterr().out.startswith(
         f"failing-episodes: 100% of the episodes ({heard['failures']} of "

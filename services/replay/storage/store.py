@@ -390,7 +390,7 @@ class ChunkStore:
         row = self.space.oldest()
         if row is None:
             limit = "the disk is" if self._disk_full else "the files are"
-            raise NoRoomError(f"{limit} full of items of queues; waiting for samples")
+            raise NoRoomError(f"{limit} full of items of queues; waits for samples")
         return row
 
     def evict(self, row: int) -> int:

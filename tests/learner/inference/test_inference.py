@@ -295,7 +295,7 @@ def test_with_keys_only_actors_are_served(start: Callable[..., Learner], tmp_pat
     actor.steps(2)
     other = Actor(learner, 2, [1], security=Security(keys=load_keys(folder, "evaluator")))
     other.begin()
-    with pytest.raises(Exception, match="one of evaluator"):
+    with pytest.raises(Exception, match="this one is for evaluator"):
         until(lambda: other.client.poll(20))
     nobody = Actor(learner, 3, [2])
     nobody.begin()
