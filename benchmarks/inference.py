@@ -189,7 +189,11 @@ def central(config: Config, actors: int, seconds: float) -> dict[str, float]:
         ]
         try:
             limit_s = START_TIMEOUT_S + WARM_UP_S + seconds + 60
-            told = [json.loads(process.communicate(timeout=limit_s)[0]) for process in processes]
+            outputs = [process.communicate(timeout=limit_s)[0] for process in processes]
+            for process in processes:
+                if process.returncode:
+                    raise subprocess.CalledProcessError(process.returncode, command)
+            told = [json.loads(output) for output in outputs]
             service.check()
             cpu_s, rows = time.process_time() - cpu_s, service.rows_total - rows
             measured = service.metrics()

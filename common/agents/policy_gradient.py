@@ -28,10 +28,10 @@ from troupe.common.agents.learners.passes import (
     means,
     styled_body,
 )
-from troupe.common.agents.learners.target import frozen_copy
 from troupe.common.agents.network import NetworkAgent, Step, suited
 from troupe.common.agents.policies import drawn, policy_distribution, policy_options
 from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
+from troupe.common.agents.tensors import frozen_copy
 from troupe.common.config.fields import PolicyConfig, StepCount, TableNeeds, structural, tunable
 from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy, policy_losses

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from troupe.common.errors import ConfigError
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def shared_tensor(array: np.ndarray) -> Tensor:
@@ -28,6 +32,15 @@ def on_device(array: np.ndarray | Tensor, device: torch.device | str) -> Tensor:
 def joined_memory(entries: np.ndarray | Tensor, size: int, device: torch.device | str) -> Tensor:
     """Memory `[B, size]` on the device, of pieces `[B, T, width]`, as a field has one for each step."""
     return on_device(entries, device).flatten(1)[:, :size]
+
+
+def frozen_copy(net: Network) -> Network:
+    """A copy that shares nothing with `net`, and gets no gradients."""
+    copied = copy.deepcopy(net).requires_grad_(False)
+    for module in copied.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # else cuDNN copies its weights into one piece at every call
+    return copied
 
 
 def module_arrays(module: nn.Module) -> dict[str, np.ndarray]:

@@ -96,8 +96,7 @@ def play(
             tape.begin(first)
         inputs = Inputs.start(first, agent.memory_size, vector.spec.actions)  # of the busy slots only
         acting = list(range(slots))
-        failed = np.zeros(slots, np.int64)  # in a row
-        failures, first_failure = 0, ""  # of the games that count
+        failures = _Failures(slots)
         actions = vector.spec.actions.zeros(slots)
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
             if should_stop():
@@ -122,30 +121,38 @@ def play(
             seen = clip_rewards(step.reward[acting], env.reward_clip)
             inputs = inputs.after(act, step.obs[acting], seen, ended[acting])
             for game in step.episodes:
-                failed[game.slot] = 0
+                failures.in_a_row[game.slot] = 0
                 if len(games[game.slot]) < quotas[game.slot]:
                     games[game.slot].append(game)
                     on_game(game)
             if step.discarded:
-                failed[step.discarded] += 1
-                failures += len(set(step.discarded).intersection(busy))
-                first_failure = first_failure or (str(vector.failures[-1]) if failures else "")
-                _check_hope(vector, failed[busy], has_games=any(games))
+                failures.add(step.discarded, busy, vector, has_games=any(games))
     finally:
         vector.close()
     result = _result(games, levels=len(vector.spec.tasks))
-    return replace(result, failures=failures, first_failure=first_failure)
+    return replace(result, failures=failures.count, first_failure=failures.first)
 
 
-def _check_hope(vector: VectorEnv, failed: np.ndarray, *, has_games: bool) -> None:
-    """Raise EnvError where the games will never end, by the failures in a row of the slots that play."""
-    none_ends = not has_games and failed.min() >= EACH_FAILED and failed.sum() >= ALL_FAILED
-    if none_ends or failed.max() >= ONE_FAILED:
-        where = " in one of its copies" if has_games else ""
-        raise EnvError(
-            f"no episode of {vector.spec.id} can be finished{where}: {vector.restarts_total} failures, the "
-            f"last: {vector.failures[-1]}"
-        )
+class _Failures:
+    """Episodes that failed: `count` of the games that count, the `first` of them, and `in_a_row` `[S]`."""
+
+    def __init__(self, slots: int) -> None:
+        self.count, self.first = 0, ""
+        self.in_a_row = np.zeros(slots, np.int64)
+
+    def add(self, slots: list[int], busy: list[int], vector: VectorEnv, *, has_games: bool) -> None:
+        """Take in those of `slots`. Raises EnvError where the games of the `busy` ones will never end."""
+        self.in_a_row[slots] += 1
+        self.count += len(set(slots).intersection(busy))
+        self.first = self.first or (str(vector.failures[-1]) if self.count else "")
+        failed = self.in_a_row[busy]
+        none_ends = not has_games and failed.min() >= EACH_FAILED and failed.sum() >= ALL_FAILED
+        if none_ends or failed.max() >= ONE_FAILED:
+            where = " in one of its copies" if has_games else ""
+            raise EnvError(
+                f"no episode of {vector.spec.id} can be finished{where}: {vector.restarts_total} failures, "
+                f"the last: {vector.failures[-1]}"
+            )
 
 
 def _show(vector: VectorEnv, watching: list[Recorder | Window]) -> None:

@@ -74,10 +74,7 @@ def sweep(words: Sequence[str]) -> int:
             _submit(options, wanted, folder, [job.name for job in left])
             return 0
         if options.slurm and (others := runner.unfinished):  # never to be trained here as well
-            print(
-                f"{len(others)} runs are still running: the same command prints the table when "
-                "they have ended"
-            )
+            print(f"{len(others)} runs are still running: the same command prints the table when they end")
             return 0
         print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -10,18 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.agents.network import Learner
-from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
+from troupe.common.agents.tensors import below, frozen_copy, module_arrays, prefixed, tensors
 
 Network = TypeVar("Network", bound=nn.Module)
-
-
-def frozen_copy(net: Network) -> Network:
-    """A copy that shares nothing with `net`, and gets no gradients."""
-    copied = copy.deepcopy(net).requires_grad_(False)
-    for module in copied.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # else cuDNN copies its weights into one piece at every call
-    return copied
 
 
 class TargetLearner(Learner, Generic[Network]):
