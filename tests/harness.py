@@ -22,6 +22,7 @@ from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.wire import sockets
 from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.member import Params
 from troupe.common.wire.control.messages import Game, TelemetryFields
 from troupe.common.wire.control.params import Published
 from troupe.common.wire.replay.client import ReplayClient
@@ -66,6 +67,12 @@ def until(
         assert time.monotonic() < deadline_s, why()
         step()
     return value
+
+
+def fetched(client: ControlClient) -> Params:
+    """The parameters of a run, as soon as they have been fetched."""
+    params: Params = until(lambda: client.params_if_newer(-1))
+    return params
 
 
 def insert(client: ReplayClient | ShardedReplayClient, chunk: Chunk, table: str = "default") -> None:

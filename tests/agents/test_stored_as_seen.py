@@ -18,7 +18,7 @@ from troupe.common.agents.pqn import PqnConfig
 from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
-from troupe.common.data.accumulators.unrolls import RUNNING, TERMINATED, TRUNCATED, join_memory
+from troupe.common.data.accumulators.unrolls import RUNNING, TERMINATED, TRUNCATED
 from troupe.common.envs import make_vector
 from troupe.services.actor.local_inference import Rollout
 
@@ -152,7 +152,7 @@ def test_unrolls_hold_every_step_once_and_in_its_order(config):
         fields = chunk.fields
         slot, begin = places[key(fields["obs"][0])]
         if agent.memory_size:
-            memory = join_memory(fields["memory"][None], agent.memory_size)[0]
+            memory = fields["memory"].ravel()[: agent.memory_size]
             np.testing.assert_allclose(memory, seen[slot][begin].extras["memory"], rtol=1e-6)
         for t in range(config.unroll_steps + 1):
             place = slot, begin + t

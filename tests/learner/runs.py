@@ -2,7 +2,7 @@
 
 import time
 
-from tests.harness import Context, InThread, games, make_steps, until
+from tests.harness import Context, InThread, fetched, games, make_steps, until
 from troupe.common.config import load_config
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
@@ -53,7 +53,7 @@ def report(config, metrics, fields=None, steps=0, role="actor"):
     )
     try:
         client.join(60.0)
-        params = client.wait_params(60.0)
+        params = fetched(client)
         if steps:
             make_steps(client, steps, at_once=4)
         assert client.send_telemetry(metrics, fields=fields)

@@ -83,7 +83,7 @@ def sequence_fields(
         float32, `reward` float32 and `ended` uint8 of the step before the first and of the steps, so that
         entry t led to observation t: entry 0 of `ended` is not 0 where an episode begins with the sequence,
         others are `BETWEEN` where one does; `memory`, the state before the first step, spread over `period`
-        entries, for no other sequence begins there (`join_memory` of the first `period` entries undoes that);
+        entries, for no other sequence begins there (see `split_memory`);
         anything at the beginning of an episode.
     """
     if stack:

@@ -46,7 +46,7 @@ def unroll_fields(
         value of the last observation of an episode that step t truncated; `frames` uint8 `[T + 1]` (with
         `stack`), how many newest frames of the stack are real, the others being zeros; `memory` (with
         `memory_size`), the state before the first step: replay knows entries of steps only, so it is spread
-        over them (`join_memory` undoes that); `features` float16 `[T, F]` (with `feature_size`), how the
+        over them (see `split_memory`); `features` float16 `[T, F]` (with `feature_size`), how the
         network that acted saw the observations; `value` float32 `[T]` (with `with_values`), what it took them
         to be worth.
     """
@@ -84,11 +84,6 @@ def split_memory(memory: np.ndarray, steps: int) -> np.ndarray:
     entries = np.zeros(steps * width, np.float32)
     entries[: len(memory)] = memory
     return entries.reshape(steps, width)
-
-
-def join_memory(entries: np.ndarray, memory_size: int) -> np.ndarray:
-    """The inverse for a batch: `[B, T, width]` to `[B, memory_size]`."""
-    return entries.reshape(len(entries), -1)[:, :memory_size]
 
 
 class UnrollAccumulator:

@@ -1,7 +1,7 @@
 """A service's end of the control connection: joins the run, stays in it, fetches parameters, reports metrics.
 
 A thread of its own (`membership.py`) owns the sockets. The methods here may be called from any thread and,
-but for `join`, `wait_params` and `close`, return at once.
+but for `join` and `close`, return at once.
 """
 
 from __future__ import annotations
@@ -291,42 +291,6 @@ class ControlClient:
             member.want_games = True
         self._membership.waker.wake()
         return None
-
-    def wait_params(self, timeout_s: float, newer_than: int = -1) -> Params:
-        """Fetch the newest parameters, and wait for them. Raises `PeerError` after `timeout_s`."""
-        member = self._member
-        deadline_s = system.monotonic() + timeout_s
-        wait_log = sockets.WaitLog()
-        target = member.state  # what is published meanwhile need not be waited for
-
-        def ready() -> bool:
-            params, session = member.params, member.state.session
-            if params is None or params.session != session or params.version <= newer_than:
-                return False
-            return params.version >= target.version or session != target.session
-
-        while True:
-            self.want_params()
-            with self._changed:
-                pause_s = min(0.5, max(0.0, deadline_s - system.monotonic()))
-                self._changed.wait_for(lambda: member.failure or ready(), pause_s)
-                self.check()
-                if ready() and member.params is not None:
-                    return self._deliver(member.params)
-            if system.monotonic() >= deadline_s or self._membership.stopped.is_set():
-                why = "it has published none that is newer" if member.connected else "it does not answer"
-                raise PeerError(
-                    f"{self.name} got no parameters from the learner at {self._endpoint}"
-                    f" within {timeout_s:.0f} s ({why})"
-                )
-            if wait_log.due():
-                _log.info(
-                    "%s waits for parameters newer than version %d from the learner at %s, %.0f s so far",
-                    self.name,
-                    newer_than,
-                    self._endpoint,
-                    wait_log.waited_s,
-                )
 
     @property
     def report_s(self) -> float:

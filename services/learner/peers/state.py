@@ -156,11 +156,6 @@ def _refused(source: int, what: str) -> TroupeError:
     return MisledError(what, [source])
 
 
-def state_hash(agent: Agent, counters: RunCounters) -> str:
-    """Of all that learners have alike."""
-    return hashlib.sha256(packed(agent, counters).numpy().data).hexdigest()
-
-
 def _digest(state: Tensor) -> Tensor:
     """The hash of what is packed, int64 `[4]`."""
     return torch.frombuffer(bytearray(hashlib.sha256(state.numpy().data).digest()), dtype=torch.int64)

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from troupe.common.data.accumulators.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
-from troupe.common.data.accumulators.unrolls import join_memory
 from troupe.common.data.schema import SlotStep, check_chunk
 from troupe.common.spaces import ActionSpec
 
@@ -108,7 +107,7 @@ def test_sequences_hold_every_step_as_it_was_seen_and_never_cross_episodes(
         starts = cut["ended"][0] != 0
         assert starts == (first == 0)
         if not starts:  # the state that the actor had before the very first step of the sequence
-            memory = join_memory(cut["memory"][None, : layout.period], MEMORY)[0]
+            memory = cut["memory"][: layout.period].ravel()[:MEMORY]
             np.testing.assert_array_equal(memory, episode.extras(first)["memory"])
         missing = int(layout.missing_burn_in(np.array([length]), np.array([starts]))[0])
         learned = range(first + layout.burn_in - missing, first + length)
@@ -185,7 +184,7 @@ def test_across_episodes_sequences_are_windows_of_the_stream(layout, plan, stack
             if obs is not None:
                 np.testing.assert_array_equal(cut["obs"][t : t + stack] if stack else cut["obs"][t], obs)
         if stream[first][2] is not None:
-            memory = join_memory(cut["memory"][None, : layout.period], MEMORY)[0]
+            memory = cut["memory"][: layout.period].ravel()[:MEMORY]
             np.testing.assert_array_equal(memory, stream[first][2])
         starts = np.array([cut["ended"][0] != 0])
         missing = int(layout.missing_burn_in(np.array([length]), starts)[0])

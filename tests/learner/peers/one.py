@@ -9,6 +9,7 @@ import torch
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
 from tests.harness import Context
+from tests.learner.peers.clients import state_hash
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
@@ -22,7 +23,6 @@ from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.peers.seats import GivenSeats, OwnSeats
-from troupe.services.learner.peers.state import state_hash
 from troupe.services.learner.peers.team import Rules, Share, Team
 from troupe.services.learner.saving.counters import RunCounters
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
 from tests.harness import Context, until
-from tests.learner.peers.clients import joined
+from tests.learner.peers.clients import joined, state_hash
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
@@ -20,7 +20,6 @@ from troupe.services.learner.peers import change
 from troupe.services.learner.peers.change import Change, Step
 from troupe.services.learner.peers.group import GroupLostError
 from troupe.services.learner.peers.seats import GivenSeats, OwnSeats
-from troupe.services.learner.peers.state import state_hash
 from troupe.services.learner.peers.team import Rules, Share, Team
 from troupe.services.learner.saving.counters import RunCounters
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.harness import LOOPBACK, games, make_steps, until
+from tests.harness import LOOPBACK, fetched, games, make_steps, until
 from tests.wire.control.test_member import NEW
-from troupe.common.errors import PeerError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message, decode
 from troupe.common.wire.security.claims import GAME_STEPS_AHEAD
@@ -35,7 +34,7 @@ def test_the_newest_parameters_are_fetched(serve, connect):
     for version in range(1, 6):
         server.publish(version, scaled(version))
     until(lambda: client.state.version == 5)
-    params = client.wait_params(60)
+    params = fetched(client)
     assert params.version == 5
     np.testing.assert_array_equal(params.params["w"], WEIGHTS["w"] * 5)
     assert params.params["n"].shape == ()
@@ -47,7 +46,7 @@ def test_parameters_may_travel_in_bfloat16(serve, connect):
     client = connect(server, "actor-0")
     client.join(60)
     server.publish(1, scaled(0.3))
-    params = client.wait_params(60).params
+    params = fetched(client).params
     assert params["w"].dtype == np.float32
     np.testing.assert_allclose(params["w"], scaled(0.3)["w"], rtol=2.0**-8)
     assert not np.array_equal(params["w"], scaled(0.3)["w"])
@@ -59,7 +58,7 @@ def test_newer_parameters_come_without_waiting(serve, connect):
     client = connect(server, "actor-0")
     client.join(60)
     server.publish(1, scaled(1))
-    assert client.wait_params(60).version == 1
+    assert fetched(client).version == 1
     assert client.params_if_newer(1) is None
     server.publish(2, scaled(2))
     params = until(lambda: client.params_if_newer(1))
@@ -75,7 +74,7 @@ def test_a_late_joiner_gets_the_newest_parameters(serve, connect):
     server.publish(42, scaled(2))
     client = connect(server, "actor-0")
     assert client.join(60).version == 42
-    assert client.wait_params(60).version == 42
+    assert fetched(client).version == 42
 
 
 def test_many_askers_share_one_encoding(serve, connect, monkeypatch):
@@ -92,7 +91,7 @@ def test_many_askers_share_one_encoding(serve, connect, monkeypatch):
         client.join(60)
     server.publish(1, WEIGHTS)
     for client in clients:
-        np.testing.assert_array_equal(client.wait_params(60).params["w"], WEIGHTS["w"])
+        np.testing.assert_array_equal(fetched(client).params["w"], WEIGHTS["w"])
     assert len(calls) == 1
 
 
@@ -103,26 +102,7 @@ def test_published_parameters_are_a_snapshot(serve, connect):
     weights = np.zeros(1000, np.float32)
     server.publish(1, {"w": weights})
     weights += 1  # the optimiser goes on
-    assert client.wait_params(60).params["w"].sum() == 0
-
-
-def test_nobody_waits_for_parameters_for_ever(serve, connect):
-    client = connect(serve(), "actor-0")
-    client.join(60)
-    with pytest.raises(PeerError, match=r"actor-0 got no parameters from the learner .* published none"):
-        client.wait_params(0.3)
-
-
-def test_waiting_for_parameters_does_not_burn_the_processor(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(60)
-    server.publish(1, {"w": np.zeros(3)})
-    client.wait_params(60)
-    start = time.process_time()
-    with pytest.raises(PeerError):
-        client.wait_params(1.0, newer_than=1)
-    assert time.process_time() - start < 0.6
+    assert fetched(client).params["w"].sum() == 0
 
 
 def test_an_idle_membership_costs_next_to_nothing(serve, connect):
@@ -161,7 +141,7 @@ def test_parameters_of_a_restarted_learner_are_newer_whatever_their_number(serve
     client = connect(server, "actor-0")
     client.join(60)
     server.publish(100, scaled(1))
-    assert client.wait_params(60).version == 100
+    assert fetched(client).version == 100
     server.stop()
     server = serve(server.control_endpoint)
     server.publish(version, scaled(2))

@@ -8,7 +8,7 @@ import threading
 import pytest
 import zmq
 
-from tests.harness import LOOPBACK, Context, control_server, until
+from tests.harness import LOOPBACK, Context, control_server, fetched, until
 from tests.wire.security.secured import secured
 from troupe.common.errors import AuthError, ConfigError
 from troupe.common.wire import messages, sockets
@@ -46,7 +46,7 @@ def test_with_keys_a_service_joins_and_gets_parameters(serve, connect, folder):
     server.publish(1, {"w": np.arange(1000.0)})
     client = connect(server, "actor-0", slots_wanted=2, security=secured(folder, "actor"))
     assert client.join(60).slots == [0, 1]
-    assert client.wait_params(10).params["w"][999] == 999.0
+    assert fetched(client).params["w"][999] == 999.0
     server.set_state(stopping=True)  # said by ANNOUNCE at once, and by the next heartbeat's answer
     until(lambda: client.state.stopping)
 
