@@ -15,9 +15,9 @@ from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.target import TargetLearner
-from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
+from troupe.common.agents.network import NetworkAgent, Step
 from troupe.common.agents.policies import drawn
-from troupe.common.agents.soft import found, optimizer_of
+from troupe.common.agents.soft import found, learner_of, network_of
 from troupe.common.agents.stored.transitions import StoredTransitions, Transitions, scaled
 from troupe.common.config.fields import (
     NORMALIZE_REWARDS,
@@ -30,7 +30,7 @@ from troupe.common.config.fields import (
 )
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl.distributions import Distribution
-from troupe.common.rl.normalizers import ReturnScale, in_rewards
+from troupe.common.rl.normalizers import in_rewards
 from troupe.common.rl.returns import explained_variance
 
 if TYPE_CHECKING:
@@ -166,24 +166,7 @@ class OfflineAgent(NetworkAgent):
     # ----------------------------------------------------------------- parts
 
     def _network(self) -> SoftActorCritic:
-        config, spec = self.config, self.spec
-
-        def make(torso: str) -> SoftActorCritic:
-            return SoftActorCritic(
-                spec.seen_shape,
-                spec.actions,
-                torso,
-                policy_size=self.policy.size,
-                critics=config.critics,
-                values=config.has_values,
-                hidden_units=config.hidden_units,
-                mlp_units=config.mlp_units,
-                inputs=network_inputs(config, spec, vectors=config.normalize_vectors),
-                scale=ReturnScale() if config.normalize_rewards else None,
-                layer_norm=config.layer_norm,
-            )
-
-        return suited(config, spec, make)
+        return network_of(self.config, self.spec, self.policy.size, values=self.config.has_values)
 
     @cached_property
     def stored(self) -> StoredTransitions:
@@ -194,12 +177,4 @@ class OfflineAgent(NetworkAgent):
     @cached_property
     def learner(self) -> TargetLearner[SoftActorCritic]:
         """See the base class."""
-        return TargetLearner(
-            self.net,
-            optimizer_of(self.net, self.config),
-            self.config.max_grad_norm,
-            period_updates=self.target_period_updates,
-            tau=self.config.tau,
-            draws="noise",
-            seed=self.seed,
-        )
+        return learner_of(self.net, self.config, self.seed, period_updates=self.target_period_updates)

@@ -19,15 +19,16 @@ from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.target import TargetLearner
-from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
+from troupe.common.agents.network import NetworkAgent, Step
 from troupe.common.agents.policies import drawn
 from troupe.common.agents.soft import (
     distribution_of_actions,
     entropy_cost,
     found,
+    learner_of,
     mean_q,
     mean_q_of_several,
-    optimizer_of,
+    network_of,
 )
 from troupe.common.agents.stored.sequences import Sequences, StoredSequences
 from troupe.common.agents.stored.transitions import StoredTransitions, Transitions, scaled
@@ -46,7 +47,7 @@ from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl import policy
 from troupe.common.rl.categorical import projected
 from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
-from troupe.common.rl.normalizers import ReturnScale, in_rewards
+from troupe.common.rl.normalizers import in_rewards
 from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.sequences import mixed_priorities, n_step_returns
 
@@ -432,30 +433,18 @@ class SacAgent(NetworkAgent):
         config, spec = self.config, self.spec
         if config.atoms and not spec.actions.reals:
             raise ConfigError(f"agent.atoms are for actions of real numbers; that of {spec.id} is a choice")
-        places = (config.value_min, config.value_max, config.atoms) if config.atoms else None
-
-        def make(torso: str) -> SoftActorCritic:
-            return SoftActorCritic(
-                spec.seen_shape,
-                spec.actions,
-                torso,
-                policy_size=self.policy.size,
-                critics=config.critics,
-                values=config.bootstrap == "v",
-                hidden_units=config.hidden_units,
-                mlp_units=config.mlp_units,
-                lstm_units=config.lstm_units,
-                lstm_layers=config.lstm_layers,
-                see_last_step=config.see_last_step,
-                inputs=network_inputs(config, spec, vectors=config.normalize_vectors),
-                entropy_cost=entropy_cost(config, spec),
-                scale=ReturnScale() if config.normalize_rewards else None,
-                places=places,
-                mean_counts=config.critics_count == "mean",
-                layer_norm=config.layer_norm,
-            )
-
-        return suited(config, spec, make)
+        return network_of(
+            config,
+            spec,
+            self.policy.size,
+            values=config.bootstrap == "v",
+            lstm_units=config.lstm_units,
+            lstm_layers=config.lstm_layers,
+            see_last_step=config.see_last_step,
+            entropy_cost=entropy_cost(config, spec),
+            places=(config.value_min, config.value_max, config.atoms) if config.atoms else None,
+            mean_counts=config.critics_count == "mean",
+        )
 
     @cached_property
     def stored(self) -> StoredTransitions | StoredSequences:
@@ -474,15 +463,8 @@ class SacAgent(NetworkAgent):
         config, net = self.config, self.net
         if config.compute_dtype == "bfloat16":
             net.compute_in_bfloat16()  # before the target network becomes a copy
-        return TargetLearner(
-            net,
-            optimizer_of(net, config),
-            config.max_grad_norm,
-            period_updates=config.target_update_period_updates,
-            tau=config.tau,
-            draws="noise",
-            seed=self.seed,
-        )
+        period = config.target_update_period_updates
+        return learner_of(net, config, self.seed, period_updates=period)
 
 
 make = SacAgent

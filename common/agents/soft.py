@@ -1,20 +1,24 @@
-"""What agents with a policy beside critics share: policies, entropy's weight, mean Q, optimiser."""
+"""What agents with a policy beside critics share: policies, entropy's weight, mean Q, network, learner."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from troupe.common.agents.learners.target import TargetLearner
+from troupe.common.agents.network import network_inputs, suited
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
+from troupe.common.rl.normalizers import ReturnScale
 from troupe.common.rl.policy_losses import Multiplier
 
 if TYPE_CHECKING:
+    from troupe.common.agents.offline import OfflineConfig
     from troupe.common.agents.sac import SacConfig
     from troupe.common.envs import EnvSpec
 
@@ -79,23 +83,49 @@ def entropy_cost(config: SacConfig, spec: EnvSpec) -> Multiplier:
     return Multiplier(config.entropy_cost, target, at_most=False, speed=speed)
 
 
-class Rates(Protocol):
-    """The fields of an algorithm that its optimiser is made of."""
+def network_of(
+    config: SacConfig | OfflineConfig, spec: EnvSpec, policy_size: int, **own: Any
+) -> SoftActorCritic:
+    """A new network; `own` are the arguments of `SoftActorCritic` that not all algorithms have fields for."""
 
-    learning_rate: float
-    policy_learning_rate: float | None
-    optimizer_epsilon: float
+    def make(torso: str) -> SoftActorCritic:
+        return SoftActorCritic(
+            spec.seen_shape,
+            spec.actions,
+            torso,
+            policy_size=policy_size,
+            critics=config.critics,
+            hidden_units=config.hidden_units,
+            mlp_units=config.mlp_units,
+            inputs=network_inputs(config, spec, vectors=config.normalize_vectors),
+            scale=ReturnScale() if config.normalize_rewards else None,
+            layer_norm=config.layer_norm,
+            **own,
+        )
+
+    return suited(config, spec, make)
 
 
-def optimizer_of(net: SoftActorCritic, config: Rates) -> torch.optim.Adam:
-    """Adam, with a rate of its own for the policy."""
+def learner_of(
+    net: SoftActorCritic, config: SacConfig | OfflineConfig, seed: int, *, period_updates: int
+) -> TargetLearner[SoftActorCritic]:
+    """Adam, with a rate of its own for the policy, and a target that moves each `period_updates`."""
     # By identity: tensors compare by elements.
     of_policy = {id(each) for each in net.policy.parameters()}
     groups: list[dict[str, Any]] = [
         {"params": [each for each in net.parameters() if id(each) not in of_policy]},
         {"params": list(net.policy.parameters()), "lr": config.policy_learning_rate or config.learning_rate},
     ]
-    return torch.optim.Adam(groups, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
+    optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
+    return TargetLearner(
+        net,
+        optimizer,
+        config.max_grad_norm,
+        period_updates=period_updates,
+        tau=config.tau,
+        draws="noise",
+        seed=seed,
+    )
 
 
 def found(sizes: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
