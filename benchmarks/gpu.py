@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -165,12 +164,11 @@ def batches(options: argparse.Namespace) -> Iterator[tuple[str, float]]:
         prefetch = Prefetcher(
             context,
             lambda: [shard.endpoint for shard in shards],
-            shares={"default": BATCH},
             kept={"default"},
             depth=16,
-            incarnation=secrets.randbits(63),
             staging=staging_for(options.device),
         )
+        prefetch.share({"default": BATCH}, ahead=None, held=False)
         prefetch.start()
         try:
             yield "batches_per_s", round(_rate(prefetch, options.seconds), 1)

@@ -16,8 +16,7 @@ from troupe.common import system
 from troupe.common.agents import make_agent
 from troupe.common.agents.learners.graphed import GraphedUpdates
 from troupe.common.agents.tensors import check_device
-from troupe.common.config import Config, structural_hash, to_toml
-from troupe.common.data.schema import FieldSpec, compressed_if
+from troupe.common.config import Config, to_toml
 from troupe.common.envs import make_spec
 from troupe.common.envs.sides import check_opponents
 from troupe.common.errors import PeerError, TroupeError
@@ -26,21 +25,13 @@ from troupe.common.rl.importance import annealed
 from troupe.common.runtime import Deadline, StopSignal, open_files, watchdog
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, make_directory
 from troupe.common.runtime.logging import Throttle
-from troupe.common.wire.link import new_incarnation
-from troupe.common.wire.replay.codec import specs_to_wire
-from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.security.key_options import make_security
-from troupe.common.wire.sockets import Security
+from troupe.services.learner import assembly
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.batches.staging import staging_for
 from troupe.services.learner.batches.usable import Usable
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.epochs import Epochs
-from troupe.services.learner.control.evaluations import Evaluations
-from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.gpu import GpuMeter
 from troupe.services.learner.inference.service import CentralInference
 from troupe.services.learner.peers.seats import OwnSeats
@@ -80,8 +71,6 @@ LAST_COLLECT_S = 2.0
 """The same for those that have come when the run stops."""
 FINAL_EVALUATION_S = 600.0
 """How long a run waits at its end for the last evaluation: games of a good Atari policy take minutes."""
-PEERS_START_S = 60.0
-"""How long a run waits for the other learners that it begins with."""
 EVALUATOR_START_S = 60.0
 """How long of that it waits for an evaluator that has not joined: in a short run it may be starting still."""
 
@@ -132,37 +121,16 @@ class Learner:
         )
         # Before any socket: a run that cannot go on says so without a service having joined it.
         self.checkpoints.begin_run(resume=resume)
-        name, place = config.run.name or run_dir.resolve().name, str(run_dir.resolve())
-        known_as = Run(self.checkpoints.run_id, name, place, config.to_dict())
         self._linger_s = linger_s if self._complete() else 0.0
-        net = config.net
-        security = make_security(net.keys_dir, "learner", insecure=net.insecure)
-        self._context = zmq.Context()
-        self.control = self._make_control(security)
         self._best = Best(directory, self.checkpoints.meta) if config.learner.keep_best else None
-        self.inference = self._make_inference(security) if config.inference.mode == "central" else None
-        self.prefetch = self._make_prefetcher(security)
-        self.team = self._make_team()
-        self.shares = Shares(config, self.agent, self.prefetch, self._mixture, self.team)
+        self._context = zmq.Context()
         try:
+            self._make_parts()
             self._bind()  # first: a learner that cannot leaves no run behind
             if write_config:
                 make_directory(run_dir, "run directory")
                 atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
-            self.reporter = Reporter(
-                run_dir,
-                config.env.id,
-                config.run.total_steps,
-                config.run.log_every_s,
-                self.counters,
-                self.counters.steps if resume else None,
-                Trackers(config.run.trackers, known_as),
-                lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
-                gathered=Gathered(config, self.spec.tasks),
-                tasks=self.spec.tasks,
-                ratings=self._make_ratings(directory, resume=resume),
-                best=self._best,
-            )
+            self.reporter = self._make_reporter(resumed=resume)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -173,67 +141,55 @@ class Learner:
         self._spent = Spent()
         self._learned = False
 
-    def _make_control(self, security: Security) -> ControlServer:
-        """The server of the run's membership, not bound yet."""
-        config, net = self.config, self.config.net
-        return ControlServer(
-            self._context,
-            net.control,
-            net.announce,
-            Terms(
-                config.to_dict(),
-                structural_hash(config),
-                run=self.checkpoints.run_id,
-                heartbeat_s=net.heartbeat_s,
-                liveness_s=net.liveness_s,
-                fields=specs_to_wire(self._stored_fields()),
-                item_steps=self.agent.item_steps,
-            ),
-            # With a total of its own, actors come and go; without, as many are expected as fill it.
-            SlotRules(
-                config.total_slots,
-                spread=config.actor.total_slots > 0,
-                most_per_key=config.actor.max_slots_per_key,
-            ),
-            shard_sockets=net.replay,
-            bfloat16=config.learner.publish_dtype == "bfloat16",
-            security=security,
-            budget=self.counters.budget,
-            evaluations=Evaluations(*config.evaluator.division()),
-            epochs=Epochs(
-                config.agent.one_learner_because, expected=config.learner.processes, start_s=PEERS_START_S
-            ),
-        )
-
-    def _make_prefetcher(self, security: Security) -> Prefetcher:
-        """What asks the shards for batches, not started yet."""
-        config = self.config
-        return Prefetcher(
-            self._context,
+    def _make_parts(self) -> None:
+        """Whom the learner serves, what it asks, and with whom it learns; nothing is bound or started."""
+        config, net, context = self.config, self.config.net, self._context
+        security = make_security(net.keys_dir, "learner", insecure=net.insecure)
+        run, budget = self.checkpoints.run_id, self.counters.budget
+        self.control = assembly.control_server(context, config, self.agent, run, budget, security)
+        self.inference: CentralInference | None = None
+        if config.inference.mode == "central":
+            steps = self.counters.steps
+            self.inference = assembly.central_inference(
+                context, config, self.spec, self.control, steps, security
+            )
+        self.prefetch = Prefetcher(
+            context,
             self.control.shards,
-            shares={},  # none before it has a seat
             kept=self._mixture.kept,
             depth=config.learner.prefetch,
-            incarnation=system.random.getrandbits(63),
             fields=self.agent.fields,
             staging=staging_for(config.learner.device),
             security=security,
         )
-
-    def _make_team(self) -> Team:
-        """The learners that share each batch, of which this one has the run."""
-        seats = OwnSeats(self.control, self.config.net.learner_network, self.stop)
-        learner = self.config.learner
-        graphed = learner.cuda_graph and learner.device != "cpu"
+        seats = OwnSeats(self.control, net.learner_network, self.stop)
+        graphed = config.learner.cuda_graph and config.learner.device != "cpu"
         update = GraphedUpdates(self.agent).update if graphed else None
-        return Team(self.agent, self.counters, seats, Rules.of(self.config, owner=True), update)
+        self.team = Team(self.agent, self.counters, seats, Rules.of(config, owner=True), update)
+        self.shares = Shares(config, self.agent, self.prefetch, self._mixture, self.team)
 
-    def _make_ratings(self, checkpoints: Path, *, resume: bool) -> Ratings | None:
-        """What rates the versions that are evaluated, if that is wanted."""
-        if not self.config.evaluator.elo_games:
-            return None
-        known = self.counters.version if resume else -1
-        return Ratings(checkpoints, known, self.control.play_against)
+    def _make_reporter(self, *, resumed: bool) -> Reporter:
+        config, counters, directory = self.config, self.counters, self._run_dir.resolve()
+        name = config.run.name or directory.name
+        known_as = Run(self.checkpoints.run_id, name, str(directory), config.to_dict())
+        ratings: Ratings | None = None
+        if config.evaluator.elo_games:
+            known = counters.version if resumed else -1
+            ratings = Ratings(self._run_dir / "checkpoints", known, self.control.play_against)
+        return Reporter(
+            self._run_dir,
+            config.env.id,
+            config.run.total_steps,
+            config.run.log_every_s,
+            counters,
+            counters.steps if resumed else None,
+            Trackers(config.run.trackers, known_as),
+            lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
+            gathered=Gathered(config, self.spec.tasks),
+            tasks=self.spec.tasks,
+            ratings=ratings,
+            best=self._best,
+        )
 
     def _bind(self) -> None:
         config = self.config
@@ -244,36 +200,6 @@ class Learner:
         self.control.bind()
         if self.inference is not None:
             self.inference.bind()
-
-    def _stored_fields(self) -> tuple[FieldSpec, ...]:
-        """The fields of this run's chunks, on the wire and in replay."""
-        return compressed_if(self.config.replay.compression == "lz4", self.agent.fields)
-
-    def _make_inference(self, security: Security) -> CentralInference:
-        """The service that acts for the actors, with a network of its own: updates change the other one."""
-        config = self.config
-        # With the steps: a resumed run would otherwise explore by the very draws of its beginning.
-        seed = np.random.SeedSequence([config.run.seed, self.counters.steps]).generate_state(1)[0]
-        agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
-        return CentralInference(
-            self._context,
-            config,
-            agent,
-            self.spec,
-            leases=self.control.leases,
-            shards=self.control.shards,
-            replay=ShardedReplayClient(
-                ctx=self._context,
-                name="inference",
-                incarnation=new_incarnation(),
-                specs=self._stored_fields(),
-                max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
-                security=security,
-                tolerate_refusals=True,
-            ),
-            seed=int(seed),
-            security=security,
-        )
 
     def run(self) -> None:
         """The main loop."""
@@ -360,15 +286,8 @@ class Learner:
     def _learn(self) -> bool:
         """One update, alone or with others, and now and then a new version; whether there was one."""
         counters = self.counters
-        wish = Wish()
-
-        def wanted() -> Wish:
-            nonlocal wish
-            wish = self._wish()
-            return wish
-
         with self._spent.update(self.prefetch):
-            lesson = self.shares.learn(0.25, wanted, self._look)
+            lesson = self.shares.learn(0.25, self._wish, self._look)
         if left_out := self.shares.usable.left_out:
             self.reporter.note("learner", {"learner/unusable_items_total": float(left_out)})
         if self.team.moved:
@@ -377,12 +296,12 @@ class Learner:
             self._publish()
         if lesson is None:
             return False
-        if wish.measure and lesson.update is not None and lesson.sample is not None:
+        if lesson.wish.measure and lesson.update is not None and lesson.sample is not None:
             self._measured_s = system.monotonic()
             metrics = lesson.update.metrics
             self._check_finite(metrics)
             lag = self._mixture.staleness(lesson.sample, counters.version)
-            self.reporter.note("learner", {**metrics, "learner/beta": wish.beta, **lag})
+            self.reporter.note("learner", {**metrics, "learner/beta": lesson.wish.beta, **lag})
         if self.config.run.offline:
             counters.budget.count(counters.updates)
         if counters.updates % self.config.learner.publish_period_updates == 0:

@@ -314,9 +314,8 @@ def test_a_shard_does_not_answer_only_when_it_has_been_silent_for_a_while(
 def test_the_learner_prefetches_from_all_shards(context, start):
     shards = [start(name, min_items=20) for name in ("a", "b")]
     live = []
-    prefetch = Prefetcher(
-        context, lambda: live, shares={"default": 16}, kept={"default"}, depth=4, incarnation=7
-    )
+    prefetch = Prefetcher(context, lambda: live, kept={"default"}, depth=4)
+    prefetch.share({"default": 16}, ahead=None, held=False)
     prefetch.start()
     try:
         assert prefetch.get(0.05) is None

@@ -24,7 +24,7 @@ from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.runtime import checkpoint, metrics
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.wire.sockets import Security
-from troupe.services.learner import service
+from troupe.services.learner import assembly, service
 from troupe.services.learner.peers import member
 from troupe.services.learner.peers import team as teams
 from troupe.services.learner.peers.team import Learned, Share, Team
@@ -221,6 +221,7 @@ def simulated_learners(cluster: Cluster) -> Iterator[None]:
         for module in (service, member):
             for name, value in common.items():
                 put(module, name, value)
+        put(assembly, "make_agent", common["make_agent"])
         put(service, "Gathered", gathered)
         put(service, "make_security", lambda *args, **options: OPEN)
         put(checkpoint, "save_checkpoint", saved)

@@ -13,6 +13,7 @@ from torch import Tensor
 from troupe.common import system
 from troupe.common.data.schema import FieldSpec
 from troupe.common.runtime import watchdog
+from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.replay.batch_reader import ArrayPool
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.common.wire.replay.sharded import ShardedReplayClient
@@ -41,30 +42,28 @@ class Prefetcher:
         context: zmq.Context,
         shards: Callable[[], list[str]],
         *,
-        shares: Mapping[str, int],
         kept: Collection[str],
         depth: int,
-        incarnation: int,
         name: str = "learner",
         fields: Sequence[FieldSpec] | None = None,
         staging: Staging | None = None,
         security: Security | None = None,
     ) -> None:
-        """Prepare. `shares` are the rows of a batch, by table, `kept` the tables that are told priorities.
+        """Prepare; nothing is asked for before `share`. `kept` are the tables that are told priorities.
 
         Where `fields` are given, a shard with others is left out; with `staging` batches go on to a GPU. See
         `Learner` for the rest.
         """
         self._staging = staging
         self._shards = shards
-        self._wanted = shares
+        self._wanted: Mapping[str, int] = {}
         self._kept = kept
         self._depth = depth
         self._replay = ShardedReplayClient(
             pool=ArrayPool(np.empty if staging is None else staging.allocate),
             ctx=context,
             name=name,
-            incarnation=incarnation,
+            incarnation=new_incarnation(),
             security=security,
             tolerate_refusals=True,  # a shard that cannot prove itself, or misbehaves, must not end the run
             expected=fields,

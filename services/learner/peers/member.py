@@ -122,10 +122,8 @@ class JoinedLearner:
         prefetch = Prefetcher(
             context,
             lambda: control.shards,
-            shares={},  # none, until it has a seat
             kept=mixture.kept,
             depth=config.learner.prefetch,
-            incarnation=system.random.getrandbits(63),
             name=self._name,
             fields=agent.fields,
             staging=staging_for(device),

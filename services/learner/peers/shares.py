@@ -44,6 +44,7 @@ class Lesson(NamedTuple):
 
     sample: SampleBatch | None = None
     update: Update | None = None
+    wish: Wish = Wish()
 
 
 def part_of(shares: dict[str, int], rank: int, learners: int) -> dict[str, int]:
@@ -115,7 +116,7 @@ class Shares:
         else:
             update = None if update is None else update.settled()
             self._put(sample, usable, update)
-        return Lesson(sample, update) if learned.moved else None
+        return Lesson(sample, update, wanted) if learned.moved else None
 
     def _settle(self) -> None:
         """Wait for the update that is under way, if one is."""

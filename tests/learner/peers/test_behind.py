@@ -64,9 +64,7 @@ def test_the_next_update_begins_before_the_one_before_is_waited_for(context, tmp
     actor = ReplayClient(shard.endpoint, name="actor", ctx=context, specs=agent.fields)
     for chunk in played(agent, config.env):
         insert(actor, chunk)
-    prefetch = Prefetcher(
-        context, lambda: [shard.endpoint], shares={}, kept={"default"}, depth=2, incarnation=7
-    )
+    prefetch = Prefetcher(context, lambda: [shard.endpoint], kept={"default"}, depth=2)
     begun, waited = [], []
 
     def update(batch):
