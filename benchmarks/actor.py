@@ -29,8 +29,8 @@ from troupe.common.config import Config, load_config, structural_hash
 from troupe.common.envs import make_spec
 from troupe.services.learner.control.reports import Report
 from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.slots import SlotRules
 
 WARM_UP_S = 4.0
 PUBLISH_PERIOD_S = 10.0

@@ -42,8 +42,8 @@ from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.slots import SlotRules
 from troupe.services.learner.peers.group import Meeting, ProcessGroup, joined_store
 from troupe.services.learner.peers.seats import GivenSeats, OwnSeats, Seats
 from troupe.services.learner.peers.team import Rules, Share, Team

@@ -22,8 +22,8 @@ from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.params import encode_params
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.slots import SlotRules
 
 MAX_PER_PROCESS = 64
 LIMIT_S = 120.0

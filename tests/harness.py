@@ -30,8 +30,8 @@ from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.reports import Report
 from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.slots import SlotRules
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.reporter import Reporter
 from troupe.services.learner.saving.counters import RunCounters

@@ -17,7 +17,7 @@ from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
 from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.server import ControlServer
-from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.slots import SlotRules
 from troupe.services.learner.inference.service import CentralInference
 
 PEERS_START_S = 60.0

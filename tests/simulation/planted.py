@@ -260,7 +260,7 @@ def leases_never_end() -> Change:
 @bug
 def slots_are_granted_twice() -> Change:
     def grant(real: Any, self: Any, peer: Any, wanted: int, preferred: list[int], now_s: float) -> Any:
-        return list(range(min(wanted, self.total_slots)))
+        return list(range(min(wanted, self.rules.total)))
 
     return around(Roster, "_grant", grant)
 

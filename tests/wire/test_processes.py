@@ -20,7 +20,7 @@ time.sleep(600)
 """
 LEARNER = """
 import sys, time, zmq
-from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.slots import SlotRules
 from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.server import ControlServer
 server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*",

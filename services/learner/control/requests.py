@@ -24,7 +24,8 @@ from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
 from troupe.services.learner.control.offer import Offer
 from troupe.services.learner.control.reports import Reports
-from troupe.services.learner.control.roster import Peer, Roster, SlotRules, ranges
+from troupe.services.learner.control.roster import Peer, Roster
+from troupe.services.learner.control.slots import SlotRules, ranges
 
 _log = logging.getLogger(__name__)
 
@@ -88,14 +89,7 @@ class RequestHandlers:
         """
         self.state: dict[str, Any] = {"session": session, "version": -1, "updates": 0, "stopping": False}
         self.status: dict[str, Any] = {}
-        self.roster = Roster(
-            slots.total,
-            terms.heartbeat_s,
-            terms.liveness_s,
-            spread=slots.spread,
-            most_per_key=slots.most_per_key,
-            budget=budget,
-        )
+        self.roster = Roster(slots, terms.heartbeat_s, terms.liveness_s, budget)
         self.offer = Offer()
         self.reports = Reports(evaluations)
         self.inference_endpoint = self.announce_endpoint = ""
@@ -199,7 +193,7 @@ class RequestHandlers:
             config=terms.config,
             run=terms.run,
             slots=peer.slots,
-            total_slots=self.roster.total_slots,
+            total_slots=self.roster.rules.total,
             announce=self.announce_endpoint,
             inference=self.inference_endpoint,
             shards=self.roster.shards(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from troupe.common.wire.security import claims
 from troupe.common.wire.security.claims import Allowance
 from troupe.common.wire.types import MAX_SHARDS
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.slots import FreeSlots, SlotRules
 
 FREQUENT_ACTORS = 32
 """More actors send no more HEARTBEATs together than so many do, until each beats only three times within a
@@ -89,21 +89,6 @@ class Peer:
             self.clock_s += 0.1 * (ahead_s - self.clock_s)
 
 
-@dataclass(frozen=True)
-class SlotRules:
-    """The exploration slots of a run.
-
-    Attributes:
-        total: how many there are.
-        spread: lease them evenly from all that are free, not the lowest; see `Roster`.
-        most_per_key: how many actors with one key hold together at most; 0 for any number.
-    """
-
-    total: int
-    spread: bool = False
-    most_per_key: int = 0
-
-
 @dataclass(slots=True)
 class _Past:
     """What is remembered of a name, so that it gets its slots back and an old process does not return."""
@@ -128,7 +113,7 @@ def _may_be_dead(holder: Peer, peer: Peer) -> bool:
 
 
 class Roster:
-    """Peers by name, and the leases of `total_slots` exploration slots.
+    """Peers by name, and the leases of the exploration slots.
 
     A lease ends `liveness_s` after its holder's last message. A process that joins under the name of another,
     with the same role and key, replaces it (that is what a restart looks like); the replaced one cannot come
@@ -136,37 +121,30 @@ class Roster:
     else gets the name. Messages of one process may be read after the HELLO of the next, which has another
     connection: for `liveness_s` it is known who was replaced.
 
-    The lowest free slots are leased. With `spread` they are taken evenly from all that are free: where there
-    are more slots than actors will ever hold, those that are there explore as the whole run would.
-
     A message costs the same whatever the number of members: nothing here goes through all of them but what
     is asked for now and then, `leases`, `names` and `snapshot`. The times that are passed never go back.
+
+    Attributes:
+        rules: how many slots there are, and who may hold them.
     """
 
     def __init__(
         self,
-        total_slots: int,
+        rules: SlotRules,
         heartbeat_s: float,
         liveness_s: float,
-        *,
-        spread: bool = False,
-        most_per_key: int = 0,
         budget: StepBudget | None = None,
     ) -> None:
         """Create an empty roster.
 
         Args:
-            total_slots: how many there are.
+            rules: see the class.
             heartbeat_s: how often a peer is heard, while there are few actors.
             liveness_s: silence after which its lease ends.
-            spread: see the class.
-            most_per_key: slots that actors with one key hold together at most; 0 for any number.
             budget: is told who holds slots, and who may still tell of steps.
         """
-        self.total_slots = total_slots
-        self._most_per_key = most_per_key
+        self.rules = rules
         self._budget = budget or StepBudget()
-        self._spread = spread
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
         self._by_name: dict[str, Peer] = {}
@@ -175,8 +153,7 @@ class Roster:
         self._by_identity: OrderedDict[bytes, Peer] = OrderedDict()
         self._holders: OrderedDict[bytes, Peer] = OrderedDict()  # those with slots
         self._of_role: dict[str, dict[str, Peer]] = {role: {} for role in messages.ROLES}
-        self._free = list(range(total_slots))  # ascending
-        self._held: Counter[str] = Counter()  # slots by the key of their holders
+        self._free = FreeSlots(rules)
         self._members: Counter[str] = Counter()  # by key
         self._shards: list[str] = []  # another list after each change
         # By role and key, so that nobody can make us forget the names of others.
@@ -351,26 +328,17 @@ class Roster:
             )
 
     def _grant(self, peer: Peer, wanted: int, preferred: list[int], now_s: float) -> list[int]:
-        name, former = peer.name, self._by_name.get(peer.name)
+        former = self._by_name.get(peer.name)
         own = former.slots if former is not None else []
-        free = sorted([*self._free, *own]) if own else self._free
-        share = self.total_slots
-        if peer.key and self._most_per_key:
-            # Of the same key: `_check_owner` has seen to that, or it has none.
-            share = self._most_per_key - self._held[peer.key] + len(own)
-            if wanted and share <= 0:
-                raise RefusedError(
-                    messages.NO_SLOTS,
-                    f"actors with the key of {name} hold all {self._most_per_key} slots that one key "
-                    "may have",
-                )
-        wanted = min(wanted, self.total_slots, share)
-        # The same slots again mean the same exploration, and chunks of a slot go on where they were.
-        kept = [slot for slot in dict.fromkeys(preferred) if _place(free, slot) is not None][:wanted]
-        rest = free.copy()
-        _take_out(rest, kept)
-        missing = min(wanted - len(kept), len(rest))
-        slots = kept + [rest[i * len(rest) // missing if self._spread else i] for i in range(missing)]
+        most = self._free.most(peer.key, len(own))  # of the same key: `_check_owner` has seen to that
+        if wanted and most <= 0:
+            raise RefusedError(
+                messages.NO_SLOTS,
+                f"actors with the key of {peer.name} hold all {self.rules.most_per_key} slots that one key "
+                "may have",
+            )
+        wanted = min(wanted, most)
+        slots = self._free.choose(wanted, preferred, own)
         # Fewer slots than wanted are better than none, but not while a silent holder may be about to lose its
         # own: what is granted now is kept for good.
         longest = next((other for other in self._holders.values() if other is not former), None)
@@ -379,9 +347,10 @@ class Roster:
         if wanted and (not slots or (len(slots) < wanted and quiet)):
             raise RefusedError(
                 messages.NO_SLOTS,
-                f"only {len(slots)} of the {wanted} slots that {name} wants are free (of {self.total_slots})",
+                f"only {len(slots)} of the {wanted} slots that {peer.name} wants are free "
+                f"(of {self.rules.total})",
             )
-        return sorted(slots)
+        return slots
 
     def beat_s(self, role: str) -> float:
         """How often one of this role is to send HEARTBEAT now."""
@@ -407,8 +376,7 @@ class Roster:
         self._members[peer.key] += 1
         if peer.slots:
             self._holders[peer.identity] = peer
-            _take_out(self._free, peer.slots)
-            self._held[peer.key] += len(peer.slots)
+            self._free.lease(peer.key, peer.slots)
             self._budget.hold(peer.incarnation, peer.name, len(peer.slots))
         else:
             self._budget.forget(peer.incarnation, peer.name)
@@ -421,9 +389,7 @@ class Roster:
         self._members[peer.key] -= 1
         if peer.slots:
             del self._holders[peer.identity]
-            for slot in peer.slots:
-                insort(self._free, slot)
-            self._held[peer.key] -= len(peer.slots)
+            self._free.end_lease(peer.key, peer.slots)
         if peer.endpoint:
             self._list_shards()
 
@@ -445,30 +411,6 @@ class Roster:
         self._shards = list(dict.fromkeys(filter(None, endpoints)))
 
 
-def _place(ascending: list[int], slot: int) -> int | None:
-    """Where a slot is among others; None where it is not."""
-    place = bisect_left(ascending, slot)
-    return place if ascending[place : place + 1] == [slot] else None
-
-
-def _take_out(ascending: list[int], slots: list[int]) -> None:
-    """Take slots out of others that have them."""
-    for slot in slots:
-        if (place := _place(ascending, slot)) is not None:
-            del ascending[place]
-
-
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts replay-2 before replay-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def ranges(slots: list[int]) -> str:
-    """Ascending numbers for people: `[0, 1, 2, 5]` as `0-2,5`."""
-    parts: list[list[int]] = []
-    for slot in slots:
-        if parts and slot == parts[-1][1] + 1:
-            parts[-1][1] = slot
-        else:
-            parts.append([slot, slot])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in parts) or "none"

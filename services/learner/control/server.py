@@ -26,8 +26,8 @@ from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
 from troupe.services.learner.control.requests import RequestHandlers, Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.seating import Seating
+from troupe.services.learner.control.slots import SlotRules
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from troupe.common.envs import EnvSpec
 from troupe.common.envs.transfer import unpack_start, unpack_step
 from troupe.common.errors import RefusedError
 from troupe.common.wire import messages
-from troupe.services.learner.control.roster import ranges
+from troupe.services.learner.control.slots import ranges
 
 _log = logging.getLogger(__name__)
 

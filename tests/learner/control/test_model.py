@@ -15,8 +15,8 @@ from troupe.common.wire.codec import decode, encode
 from troupe.common.wire.sockets import PeerKey
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.slots import SlotRules
 
 EXAMPLES = 2000 if CHAOS else 60
 TOTAL, SLOTS = 60, 4

@@ -7,7 +7,8 @@ from troupe.common.wire.control import messages
 from troupe.common.wire.security import claims
 from troupe.common.wire.types import MAX_SHARDS
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.roster import Peer, RefusedError, Roster, ranges
+from troupe.services.learner.control.roster import Peer, RefusedError, Roster
+from troupe.services.learner.control.slots import SlotRules, ranges
 
 
 def peer(name: str, incarnation: int = 1, role: str = "actor", **more) -> Peer:
@@ -21,7 +22,7 @@ def join(roster: Roster, who: Peer, wanted: int, now_s: float = 0.0, held: tuple
 
 @pytest.fixture
 def roster() -> Roster:
-    return Roster(8, heartbeat_s=1.0, liveness_s=10.0)
+    return Roster(SlotRules(8), heartbeat_s=1.0, liveness_s=10.0)
 
 
 def test_the_lowest_free_slots_are_leased(roster):
@@ -32,7 +33,7 @@ def test_the_lowest_free_slots_are_leased(roster):
 
 
 def test_slots_may_be_spread_over_all_that_are_free():
-    roster = Roster(12, heartbeat_s=1.0, liveness_s=10.0, spread=True)
+    roster = Roster(SlotRules(12, spread=True), heartbeat_s=1.0, liveness_s=10.0)
     assert join(roster, peer("actor-0"), 3) == [0, 4, 8]
     assert join(roster, peer("actor-1"), 3) == [1, 5, 9]
     assert join(roster, peer("actor-2"), 3, held=(7,)) == [2, 6, 7]
@@ -226,7 +227,7 @@ def test_who_was_replaced_is_known_until_it_leaves_or_its_time_is_over(roster):
 
 def test_two_who_chose_one_identity_and_were_replaced_are_both_forgotten():
     budget = StepBudget()
-    roster = Roster(8, heartbeat_s=1.0, liveness_s=10.0, budget=budget)
+    roster = Roster(SlotRules(8), heartbeat_s=1.0, liveness_s=10.0, budget=budget)
     for number, name in enumerate(("actor-0", "actor-1")):
         who = Peer(b"of-both", "actor", name, 10 + number)
         join(roster, who, 2)
@@ -249,7 +250,7 @@ def test_of_those_without_slots_and_of_the_same_process_nothing_is_kept(roster):
 
 
 def test_of_many_actors_each_beats_less_often_and_all_others_as_ever():
-    roster = Roster(1000, heartbeat_s=1.0, liveness_s=15.0)
+    roster = Roster(SlotRules(1000), heartbeat_s=1.0, liveness_s=15.0)
     beats = []
     for number in range(512):
         who = peer(f"actor-{number}")
@@ -265,14 +266,14 @@ def test_of_many_actors_each_beats_less_often_and_all_others_as_ever():
 
 
 def test_no_actor_is_told_an_interval_that_it_would_refuse():
-    roster = Roster(1000, heartbeat_s=10.0, liveness_s=600.0)
+    roster = Roster(SlotRules(1000), heartbeat_s=10.0, liveness_s=600.0)
     for number in range(250):
         join(roster, peer(f"actor-{number}"), 1)
     assert roster.beat_s("actor") == timing.HEARTBEAT_S[1]
 
 
 def test_names_are_in_natural_order_whoever_comes_and_leaves():
-    roster = Roster(4, heartbeat_s=1.0, liveness_s=15.0)
+    roster = Roster(SlotRules(4), heartbeat_s=1.0, liveness_s=15.0)
     for name in ("actor-10", "actor-9", "replay-0"):
         join(roster, peer(name), 0)
     assert roster.names() == ["actor-9", "actor-10", "replay-0"]
@@ -284,7 +285,7 @@ def test_names_are_in_natural_order_whoever_comes_and_leaves():
 
 @pytest.mark.parametrize(("silent_s", "granted"), [(2.9, [39]), (3.1, None)])
 def test_an_actor_that_beats_less_often_counts_as_silent_later(silent_s, granted):
-    roster = Roster(40, heartbeat_s=1.0, liveness_s=15.0)
+    roster = Roster(SlotRules(40), heartbeat_s=1.0, liveness_s=15.0)
     for number in range(39):
         join(roster, peer(f"actor-{number}"), 1)
     for number in range(38):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from troupe.common.errors import RefusedError
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.roster import Peer, Roster
+from troupe.services.learner.control.slots import SlotRules
 
 SLOTS, HEARTBEAT_S, LIVENESS_S = 12, 1.0, 10.0
 
@@ -81,7 +82,7 @@ def check(roster: Roster, naive: Naive, budget: StepBudget) -> None:
 )
 def test_whoever_comes_and_goes_a_roster_is_as_a_naive_one(spread, most_per_key, moves):
     budget = StepBudget()
-    roster = Roster(SLOTS, HEARTBEAT_S, LIVENESS_S, spread=spread, most_per_key=most_per_key, budget=budget)
+    roster = Roster(SlotRules(SLOTS, spread, most_per_key), HEARTBEAT_S, LIVENESS_S, budget)
     naive, now_s, processes, past = Naive(spread, most_per_key), 0.0, 0, {}
     for move, number, wanted, held, key, pause_s in moves:
         name = ("actor-1", "actor-2", "actor-3", "replay-1")[number]

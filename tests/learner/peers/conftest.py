@@ -5,8 +5,8 @@ import pytest
 from tests.harness import Context
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.slots import SlotRules
 
 
 @pytest.fixture

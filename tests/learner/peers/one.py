@@ -20,8 +20,8 @@ from troupe.common.wire.security.key_options import make_security
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.requests import Terms
-from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.slots import SlotRules
 from troupe.services.learner.peers.seats import GivenSeats, OwnSeats
 from troupe.services.learner.peers.team import Rules, Share, Team
 from troupe.services.learner.saving.counters import RunCounters
