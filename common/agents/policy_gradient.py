@@ -307,35 +307,30 @@ class PolicyGradientAgent(NetworkAgent):
 
     def _policy_loss(self, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor) -> Tensor:
         """The scalar that `agent.policy_loss` names, and V-MPO's temperature loss with it."""
-        config, kind = self.config, self.config.policy_loss
-        if kind == "vmpo":
-            best, temperature = policy_losses.vmpo_loss(
-                log_probs, advantages, self.adjusted.temperature, config.vmpo_epsilon
-            )
-            return best + temperature
-        if kind == "ppo":
-            losses = policy_losses.clipped_surrogate(
-                log_ratio, advantages, config.clip_epsilon, config.clip_lower, config.dual_clip
-            )
-        else:
-            losses = policy_losses.weighted_log_likelihood(log_probs, self._weights(log_ratio, advantages))
-        return losses.mean()
-
-    def _weights(self, log_ratio: Tensor, advantages: Tensor) -> Tensor:
-        """What multiplies each step's log-likelihood, for the losses that are one."""
         config = self.config
         match config.policy_loss:
+            case "ppo":
+                return policy_losses.clipped_surrogate(
+                    log_ratio, advantages, config.clip_epsilon, config.clip_lower, config.dual_clip
+                ).mean()
+            case "vmpo":
+                best, temperature = policy_losses.vmpo_loss(
+                    log_probs, advantages, self.adjusted.temperature, config.vmpo_epsilon
+                )
+                return best + temperature
+            case "vpg":
+                weights = advantages
             case "vtrace":
-                return clipped(log_ratio.exp(), config.rho_bar) * advantages
+                weights = clipped(log_ratio.exp(), config.rho_bar) * advantages
             case "awr":
-                return policy_losses.exponential_weights(
+                weights = policy_losses.exponential_weights(
                     advantages, config.awr_temperature, config.awr_max_weight
                 )
             case "cloning":
-                return torch.ones_like(advantages)
+                weights = torch.ones_like(advantages)
             case "positive_cloning":
-                return (advantages > 0).to(advantages.dtype)
-        return advantages
+                weights = (advantages > 0).to(advantages.dtype)
+        return policy_losses.weighted_log_likelihood(log_probs, weights).mean()
 
     # ------------------------------------------------------------- estimates
 
