@@ -39,7 +39,6 @@ class StatusServer:
         port: int,
         *,
         host: str = "127.0.0.1",
-        healthy: Probe = health.healthy,
         ready: Probe = health.ready,
     ) -> None:
         """Bind and start serving.
@@ -48,7 +47,6 @@ class StatusServer:
             service: label of every metric.
             port: 0 picks a free one (see `port`).
             host: address to bind; loopback unless the operator says otherwise.
-            healthy: called for `/healthz`.
             ready: called for `/readyz`.
 
         Raises:
@@ -58,7 +56,7 @@ class StatusServer:
         registry = CollectorRegistry()
         registry.register(_Collector(service))
         ProcessCollector(registry=registry)
-        probes = {"/healthz": healthy, "/readyz": ready}
+        probes = {"/healthz": health.healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:

@@ -91,39 +91,24 @@ def bootstrap(
     return Interval(float(statistic(samples)), float(low), float(high))
 
 
-def bootstrap_mean(
-    values: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
-    """Mean of `values` with its percentile-bootstrap interval; the same input gives the same output.
+def ci95(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds of the 95 % bootstrap interval of the mean.
 
     Raises:
         ValueError: `values` is empty or holds something that is not finite.
     """
-    return bootstrap([values], mean, level=level, resamples=resamples, seed=seed)
-
-
-def ci95(values: Sequence[float]) -> tuple[float, float]:
-    """Bounds of the 95 % bootstrap interval of the mean."""
-    interval = bootstrap_mean(values)
+    interval = bootstrap([values], mean, resamples=10_000)
     return interval.low, interval.high
 
 
 def mean_curve(
-    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
-    *,
-    points: int = 100,
-    level: float = 0.95,
-    resamples: int = 2_000,
-    seed: int = 0,
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, points: int = 100
 ) -> tuple[Scores, Scores, Scores, Scores]:
-    """The mean of several curves, with a bootstrap interval over them at every place.
+    """The mean of several curves, with the 95 % bootstrap interval over them at every place.
 
     Args:
         curves: places, rising, and values of each; between two of them a curve is a straight line.
         points: evenly spaced places of the result, from where the last curve begins to where the first ends.
-        level: share of resamples within the interval.
-        resamples: how many.
-        seed: of the resampling.
 
     Returns:
         Places, means, and the interval's lower and upper bounds, each `[points]`, or as long as a single
@@ -143,10 +128,10 @@ def mean_curve(
     values = np.stack([np.interp(places, x, y) for x, y in curves])
     # Whole runs are drawn, for all places alike: values of one run at neighbouring places are no independent
     # samples.
-    drawn = np.random.default_rng(seed).integers(0, len(curves), (resamples, len(curves)))
+    drawn = np.random.default_rng(0).integers(0, len(curves), (2_000, len(curves)))
     # The share of each curve in each resample: one product instead of a copy of all values.
     shares = np.stack([(drawn == index).mean(axis=1) for index in range(len(curves))], axis=1)
-    low, high = np.quantile(shares @ values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(shares @ values, [0.025, 0.975], axis=0)
     return places, values.mean(axis=0), low, high
 
 

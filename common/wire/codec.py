@@ -140,10 +140,10 @@ def encode(message: Message, *, limits: Limits = DEFAULT) -> list[Buffer]:
     return frames
 
 
-def fits(message: Message, *, limits: Limits = DEFAULT) -> bool:
+def fits(message: Message) -> bool:
     """Whether `encode` takes this message."""
     try:
-        encode(message, limits=limits)
+        encode(message)
     except WireError:
         return False
     return True

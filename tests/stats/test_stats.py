@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from troupe.common.stats import scores
-from troupe.common.stats.intervals import bootstrap_mean, ci95
+from troupe.common.stats.intervals import bootstrap, ci95
 from troupe.common.stats.scores import RANDOM_AND_HUMAN, atari_game, human_normalized
 
 
@@ -44,7 +44,7 @@ def test_normalisation() -> None:
 
 def test_bootstrap() -> None:
     values = np.random.default_rng(1).normal(3.0, 1.0, 400)
-    interval = bootstrap_mean(values.tolist())
+    interval = bootstrap([values.tolist()], resamples=10_000)
     assert interval.low < interval.value < interval.high
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
     assert ci95(values.tolist()) == (interval.low, interval.high)
@@ -54,7 +54,7 @@ def test_bootstrap() -> None:
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")]])
 def test_bootstrap_refuses(values: list[float]) -> None:
     with pytest.raises(ValueError, match="at least one value"):
-        bootstrap_mean(values)
+        ci95(values)
 
 
 def test_examples_in_docstrings() -> None:
