@@ -20,6 +20,7 @@ import torch
 
 from troupe.certificate import Certificate, Weights, circumstances, differences
 from troupe.common.config import Config
+from troupe.common.data.inserts import SERIAL
 from troupe.common.envs import VectorEnv, make_vector
 from troupe.common.envs.base import split_slots
 from troupe.common.errors import CheckpointError, ConfigError
@@ -30,7 +31,6 @@ from troupe.common.wire.replay.codec import SampleBatch
 from troupe.joined import JoinedVector
 from troupe.serial import SerialTraining
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.offline.filling import SERIAL
 from troupe.services.replay.storage.snapshot import Snapshot, restore_snapshot
 
 ROWS_PER_SPAN = 10

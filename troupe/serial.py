@@ -18,7 +18,7 @@ from troupe.common.agents.hindsight import hindsight_of
 from troupe.common.agents.inspection import Inspection
 from troupe.common.agents.opponents import Opponents
 from troupe.common.config import Config, to_toml
-from troupe.common.data.inserts import HeldError
+from troupe.common.data.inserts import SERIAL, HeldError
 from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import Chunk, compressed_if
 from troupe.common.envs import VectorEnv, make_spec, make_vector, means_told
@@ -27,7 +27,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.files import CONFIG_FILE, atomic_write, write_status
+from troupe.common.runtime.files import CONFIG_FILE, SERIAL_FOLDER, atomic_write, write_status
 from troupe.common.runtime.metrics import MetricsWriter
 from troupe.common.stats.played import levels_missed
 from troupe.common.wire.replay.codec import (
@@ -47,7 +47,6 @@ from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.record.training_returns import TrainingReturns
 from troupe.services.learner.saving.checkpoints import RunCheckpoints
 from troupe.services.learner.saving.counters import RunCounters
-from troupe.services.offline.filling import SERIAL, SERIAL_FOLDER
 from troupe.services.replay.storage.replay import Replay
 
 METRICS_PERIOD_UPDATES = 20

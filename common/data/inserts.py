@@ -18,6 +18,9 @@ from troupe.common.errors import RefusedError
 
 MAX_PRIORITY = 1e30
 """Larger priorities are refused: sums of them could become infinite."""
+SERIAL, MORE, LAST = 1, 2, 3
+"""Incarnations of inserts by which they are known again: of a run in one process, whose only actor has this
+number, of an imported episode, and of its last. Clients' are large numbers."""
 
 
 def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:

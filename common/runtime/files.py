@@ -23,6 +23,8 @@ EPISODES_FILE = "episodes.csv"
 CERTIFICATE_FILE = "certificate.json"
 SOURCE_FOLDER = "source"
 """Of a run directory: the module that was written of a notebook's cells."""
+SERIAL_FOLDER = "serial-replay"
+"""The same: the items of a run in one process, while it trains."""
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
 SILENT_S = 10.0

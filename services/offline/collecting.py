@@ -15,16 +15,15 @@ from troupe.common.agents import Agent, make_agent
 from troupe.common.config import Config, load_config, read_config
 from troupe.common.data.arena import Arena
 from troupe.common.data.format import SIGNATURE_FILE, load_signature
-from troupe.common.data.inserts import same_fields
+from troupe.common.data.inserts import SERIAL, same_fields
 from troupe.common.data.schema import FieldSpec, compressed_if
 from troupe.common.data.table_config import TableConfig
 from troupe.common.datasets.trajectory import Trajectory
 from troupe.common.datasets.writing import DatasetWriter
 from troupe.common.envs import EnvSpec, make_spec
 from troupe.common.errors import ConfigError, DatasetError
-from troupe.common.runtime.files import CONFIG_FILE
+from troupe.common.runtime.files import CONFIG_FILE, SERIAL_FOLDER
 from troupe.services.offline.episodes import Found, find_episodes, read_chunk
-from troupe.services.offline.filling import SERIAL, SERIAL_FOLDER
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.snapshot import MANIFEST_FILE, restore_snapshot
 

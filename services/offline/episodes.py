@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupe.common.data.arena import Arena, DamagedChunksError
-from troupe.services.offline.filling import LAST, MORE
+from troupe.common.data.inserts import LAST, MORE
 
 Flags = NDArray[np.bool_]
 _OF_RECORDS = [("commit", "u8"), ("incarnation", "u8"), ("sequence", "u8"), ("steps", "i8"), ("time_s", "f8")]

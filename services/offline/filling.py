@@ -10,7 +10,7 @@ from pathlib import Path
 
 from troupe.common.agents import Agent
 from troupe.common.config import Config
-from troupe.common.data.inserts import HeldError
+from troupe.common.data.inserts import LAST, MORE, HeldError
 from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import compressed_if
 from troupe.common.datasets.fitting import chunks
@@ -19,12 +19,6 @@ from troupe.common.errors import ConfigError, DatasetError
 from troupe.common.runtime.files import made_whole
 from troupe.common.wire.replay.codec import decode_insert, encode_insert
 from troupe.services.replay.storage.replay import Replay
-
-SERIAL, MORE, LAST = 1, 2, 3
-"""Incarnations of inserts by which they are known again: of a run in one process, whose only actor has this
-number, of an imported episode, and of its last. Clients' are large numbers."""
-SERIAL_FOLDER = "serial-replay"
-"""Of the items of a run in one process, in its directory while it trains."""
 
 UNFINISHED = ".unfinished"
 """Ends the name of a folder that is being written."""

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tests.experiments.sweeps import RUN_S
+from troupe.common.data.inserts import SERIAL
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import load_newest
 from troupe.lockstep import repeatable
@@ -18,7 +19,6 @@ from troupe.services.experiments.jobs import Job
 from troupe.services.launcher import training
 from troupe.services.launcher.workspace import has_checkpoint
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.offline.filling import SERIAL
 
 SLOTS, UNROLL_STEPS = 32, 2
 INTERVAL_STEPS = (2 * UNROLL_STEPS + 1) * SLOTS
