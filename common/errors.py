@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from pathlib import Path
 
 _PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
 """Where the files of Python's library are, and how those begin that have none."""
+_DEFECT = re.compile(r"(\w+): .*( \([^()]+:\d+\))")
+"""What `defect_line` says of an error in a user's own code."""
 
 
 class TroupeError(Exception):
@@ -82,6 +85,18 @@ def raised_where(error: BaseException) -> str:
         if not ours and "-packages" not in path and not path.startswith(_PYTHONS_OWN):
             where = f" ({Path(path).name}:{line})"
     return where
+
+
+def defect_line(error: BaseException) -> str:
+    """`TYPE: text (FILE:LINE)`, see `raised_where`; without such a line, `internal error, TYPE: text`."""
+    where = raised_where(error)
+    return f"{'' if where else 'internal error, '}{type(error).__name__}: {error}{where}"
+
+
+def sameness(line: str) -> object:
+    """Equal for two lines that tell of the same error: type and place of a `defect_line`, else every word."""
+    found = _DEFECT.fullmatch(line)
+    return found.groups() if found else line
 
 
 class TornStateError(Exception):

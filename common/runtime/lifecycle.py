@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from troupe.common import system
-from troupe.common.errors import ConfigError, TroupeError, raised_where
+from troupe.common.errors import ConfigError, TroupeError, defect_line
 from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
 from troupe.common.polling import readable
@@ -230,8 +230,7 @@ def _wants_memory(error: Exception) -> bool:
 
 def _report_defect(error: Exception) -> int:
     _log.exception("stopped by an unexpected error")
-    where = raised_where(error)
-    _say(f"{'' if where else 'internal error, '}{type(error).__name__}: {error}{where}")
+    _say(defect_line(error))
     return INTERNAL_ERROR
 
 

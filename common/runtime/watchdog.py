@@ -132,7 +132,7 @@ def _watch() -> None:
         for loop in list(_loops):
             still_s, limit_s = loop.look(passed_s), loop.limit_s
             if limit_s and still_s >= limit_s and not _exit_s:
-                _end(loop, still_s)
+                _end(loop, limit_s)
         notify("WATCHDOG=1")
         _hold_off(max((loop.limit_s for loop in list(_loops)), default=0.0))
 
@@ -165,14 +165,17 @@ def notify(text: str) -> None:
         sender.sendto(text.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 
-def _end(loop: Loop, still_s: float) -> None:
-    """The stacks, one line, and the end: nothing else gets a thread out of a call that hangs."""
+def _end(loop: Loop, limit_s: float) -> None:
+    """The stacks, one line, and the end: nothing else gets a thread out of a call that hangs.
+
+    The line is the same each time that the loop hangs there: so the launcher knows that a restart is in vain.
+    """
     last = threading.Timer(_WRITING_S, os._exit, (TroupeError.exit_code,))
     last.daemon = True
     last.start()
     during = f" during {loop.doing}" if loop.doing else ""
     line = (
-        f"{loop.name} hangs{during}: no progress for {still_s:.0f} s, so it exits to be restarted; "
+        f"{loop.name} hangs{during}: no progress for {limit_s:g} s, so it exits to be restarted; "
         "if it was slow work and not a hang, raise run.hang_s"
     )
     for log in _logs():

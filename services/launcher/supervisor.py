@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError, sameness
 from troupe.common.runtime import watchdog
 from troupe.services.launcher import guard
 from troupe.services.launcher.signs import Signs
@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 QUICK_DEATH_S = 30.0  # a child that lived longer than this died for a reason of its own, not of its start
 MAX_QUICK_DEATHS = 5
 MAX_SAME_DEATHS = 3
-"""Deaths of one error without progress in between, at whatever intervals: such work never ends."""
+"""Deaths of one error, or hangs at one place, without progress in between, at whatever intervals: such work
+never ends."""
 MAX_BACKOFF_S = 15.0
 _STACKS_S = 0.5
 """How long a child that hangs is given to write its stacks, which it does in C."""
@@ -37,8 +38,6 @@ _WITHOUT_A_WORD: dict[int, str] = {
     signal.SIGKILL: "killed from outside, possibly for lack of memory",
     signal.SIGTERM: "stopped from outside",
 }
-_PLACED = re.compile(r"(\w+): .*( \([^()]+:\d+\))")
-"""How an error of a user's own code is told: see `raised_where`."""
 _EXCEPTION = re.compile(r"[\w.]*(Error|ERROR|Exception|Interrupt|Fault|Fatal)\b")
 _TAIL_BYTES = 8192
 OWN_ERROR = "troupe: error:"
@@ -61,8 +60,8 @@ class ChildSpec:
         signs_path: where it sends signs of life (NOTIFY_SOCKET); None for one that sends none.
         hang_s: seconds without a sign after which it is killed, to be started again; 0: never.
         last_words: says of a pid and its exit code why it ended, where it could not say so itself; or "".
-        progress: what its work has come to that a restart keeps; a child that dies of the same error again
-            and again without getting further is given up. None: not known.
+        progress: what its work has come to that a restart keeps; a child that dies of the same error, or
+            hangs at the same place, again and again without getting further is given up. None: not known.
     """
 
     name: str
@@ -89,7 +88,7 @@ class Child:
         self.last_death = ""
         self.exit_code: int | None = None
         self.failure: TroupeError | None = None
-        """What its last death by an error of its own would be told as; none by a signal."""
+        """What its last death by an error of its own or a hang is told as; none by a signal from outside."""
         self._backoff_s = backoff_s
         self._quick_deaths = 0
         self._died_of: deque[tuple[object, object]] = deque(maxlen=MAX_SAME_DEATHS)
@@ -181,13 +180,15 @@ class Child:
         """Kill a child that has been silent for too long: one that is stopped cannot end itself."""
         if self._signs is None or self._process is None or self._hung or self.state != "running":
             return
-        silent_s = self._signs.silent_s()
-        if silent_s >= self.spec.hang_s:
-            self._hung = f"it did not respond for {silent_s:.0f} s (run.hang_s) and was killed"
+        if self._signs.silent_s() >= self.spec.hang_s:
+            self._hung = f"it did not respond for {self.spec.hang_s:g} s (run.hang_s) and was killed"
             self._process.send_signal(signal.SIGUSR1)  # see enable_stack_dumps
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STACKS_S)
             self._sweep_group()
+            # As its own watchdog would: who reads the log alone sees why it ends.
+            with contextlib.suppress(OSError), self.spec.log_path.open("a") as log:
+                log.write(f"{OWN_ERROR} {self._hung}\n")
 
     def _on_death(self, code: int) -> None:
         quick = time.monotonic() - self._started_at < QUICK_DEATH_S
@@ -198,10 +199,10 @@ class Child:
             # Not our exit code: an environment that calls os._exit(3) has not missed a peer.
             code, why = TroupeError.exit_code, inherited
         self.deaths, self.last_death = self.deaths + 1, f"{describe_exit(code)}: {why}"
-        if code > 0:  # a signal may come at any time, and says nothing of the work
+        if code > 0 or self._hung:  # any other signal may come at any time, and says nothing of the work
             self.failure = _error_for(code, f"{self.name} {how}: {why} (log: {self.spec.log_path})")
             if self.spec.progress is not None:
-                self._died_of.append((_same(why), self.spec.progress()))
+                self._died_of.append((sameness(why), self.spec.progress()))
         dies_so_again = len(self._died_of) == MAX_SAME_DEATHS and len(set(self._died_of)) == 1
         if code in FINAL_EXIT_CODES or dies_so_again or self._quick_deaths >= MAX_QUICK_DEATHS:
             self.state = "failed"
@@ -335,12 +336,6 @@ def best_error_line(lines: Sequence[str], otherwise: str) -> str:
         if _EXCEPTION.match(line) or " ERROR " in line:
             return line
     return otherwise
-
-
-def _same(error: str) -> object:
-    """What two errors have in common that are the same: type and line, where it is told; else every word."""
-    found = _PLACED.fullmatch(error)
-    return found.groups() if found else error
 
 
 def _error_for(code: int, message: str) -> TroupeError:

@@ -145,6 +145,26 @@ def test_deaths_that_differ_or_have_progress_between_them_are_not(make, monkeypa
     poll_until(child, lambda: child.restarts > supervisor.MAX_SAME_DEATHS + 1)
 
 
+def test_a_hang_again_and_again_without_progress_is_the_end_too(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "QUICK_DEATH_S", 0.0)
+
+    def silent(name, progress):
+        options = {"signs_path": tmp_path / name, "hang_s": 0.05, "progress": progress}
+        child = make("import time; time.sleep(600)", name, **options)
+        child.start()
+        return child
+
+    learner = silent("learner", lambda: 7)
+    says = "it did not respond for 0.05 s (run.hang_s) and was killed"
+    ends = rf"died \(SIG\w+\) 3 times without progress: {re.escape(says)} \(log"
+    with pytest.raises(TroupeError, match=ends):
+        poll_until(learner, lambda: False)
+    assert learner.deaths == 3
+    assert log_of(learner).splitlines() == [f"troupe: error: {says}"] * 3
+    actor, gets_on = silent("actor-0", None), silent("gets-on", itertools.count().__next__)
+    poll_until(actor, lambda: gets_on.poll(may_be_done=False) or min(actor.restarts, gets_on.restarts) > 3)
+
+
 def test_exit_code_0_is_the_end_only_when_the_run_is_complete(make):
     child = make("import sys; print('life', sys.argv[1])", "learner")
     child.start()
