@@ -101,6 +101,8 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {
     ),
     "mean_length": lambda report: f"{report['mean_length']:.6g}",
     "episodes": lambda report: str(report["episodes"]),
+    "failed_episodes": lambda report: str(report["failed_episodes"]),
+    "first_failure": lambda report: report.get("first_failure", ""),
     "levels_played": lambda report: str(report.get("levels_played", "")),
     "levels": lambda report: str(report.get("levels", "")),
     "env": lambda report: report["env"],
@@ -136,7 +138,9 @@ def markdown(reports: Sequence[Report]) -> str:
         shown = "" if normalised is None else f"{normalised:.3f}"
         score = f" {shown} |" if scored else ""
         mean = f"{report['mean_return']:.2f}"
-        games = f"{report['episodes']}" + (f" ({missed})" if (missed := _missed(report)) else "")
+        failed = f"{report['failed_episodes']} more failed" if report["failed_episodes"] else ""
+        notes = ", ".join(filter(None, (_missed(report), failed)))
+        games = f"{report['episodes']}" + (f" ({notes})" if notes else "")
         interval = f"{low:.2f} to {high:.2f}" if report["episodes"] > 1 else ""
         lines.append(
             (f"| {report['checkpoint']} " if several else "")

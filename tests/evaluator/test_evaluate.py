@@ -86,10 +86,16 @@ def test_episodes_that_fail_among_others_are_counted_with_the_first_reason(tmp_p
     assert "RuntimeError: the physics exploded (broken.py:" in report["first_failure"]
     # The file tells the environment that it has failed: from here on it plays well.
     assert json_of(capsys, *words)["failed_episodes"] == 0
-    assert evaluate.main([*words, "--env.kwargs", broken("second")]) == 0
+    files = [tmp_path / "report.csv", tmp_path / "report.md"]
+    outputs = [word for file in files for word in ("--output", str(file))]
+    assert evaluate.main([*words, "--env.kwargs", broken("second"), *outputs]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "failed" in line]
     assert line.startswith("  2 more episodes failed and do not count; the first: tests.envs.broken:Broken-")
     assert "the physics exploded (broken.py:" in line
+    (row,) = csv.DictReader(files[0].read_text().splitlines())
+    assert row["failed_episodes"] == "2"
+    assert line.endswith(row["first_failure"])
+    assert files[1].read_text().endswith("| 4 (2 more failed) |\n")
 
 
 def test_from_python_the_class_of_an_environment_stands_for_the_permission(tmp_path):
@@ -331,6 +337,7 @@ def test_an_evaluation_that_is_ended_keeps_what_whole_checkpoints_have_shown(
 def test_what_an_environment_told_is_reported_and_no_score_that_is_unknown():
     report = {
         **{"ci95": [1.0, 2.0], "human_normalized": None, "episodes": 2, "steps": 10, "updates": 3},
+        "failed_episodes": 0,
         **{"mean_return": 1.5, "returns": [1.0, 2.0], "mean_length": 4.0, "info": {"is_success": 0.25}},
         **{"env": "gym:X", "checkpoint": "runs/x/checkpoints/step-10"},
     }
