@@ -11,7 +11,9 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from troupe.common.agents import Batch, make_agent
 from troupe.common.agents.hindsight import hindsight_of
@@ -91,7 +93,7 @@ class SerialTraining:
         config, spec = self.config, self.spec
         self.agent = make_agent(config.agent, spec, seed=config.run.seed, device=config.learner.device)
         self.inspection = Inspection(self.agent)
-        self.usable = UsableItems(self.agent)
+        self.usable = UsableItems(self.agent, self.tell_priorities)
         self.chooser = Chooser(config, self.agent)
         self.counters = RunCounters(spec.frames_per_step, budget)
         self.checkpoints = RunCheckpoints(
@@ -188,6 +190,8 @@ class SerialTraining:
         """One update, and the priorities that it gives."""
         replay, counters = self.config.replay, self.counters
         usable = self.usable.of(batch)
+        if not len(usable.lengths):
+            return
         if candidates := batch.candidates:
             batch, usable, near = self.chooser.choose(batch, usable)
             for table, rows in batch.rows().items():
@@ -213,12 +217,16 @@ class SerialTraining:
             )
         ).settled()
         counters.learned_steps += self.mixture.learned_steps(batch, usable)
-        priorities = usable.priorities(update.priorities)
-        for table, rows in batch.rows().items():
-            if priorities is not None and table in self.mixture.kept:
-                self.replay.update(table, batch.ids[rows], priorities[rows])
+        if (priorities := usable.priorities(update.priorities)) is not None:
+            self.tell_priorities(batch, priorities)
         if update.metrics:
             self.write("learner", update.metrics)
+
+    def tell_priorities(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
+        """Give the tables that keep their items new priorities `[B]` of a batch."""
+        for table, rows in batch.rows().items():
+            if table in self.mixture.kept:
+                self.replay.update(table, batch.ids[rows], priorities[rows])
 
     def record(self) -> None:
         """What is due: a row of metrics, an evaluation, a checkpoint."""

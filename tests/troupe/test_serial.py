@@ -12,6 +12,7 @@ import pytest
 
 import troupe.services.__main__ as cli
 from tests.harness import until
+from tests.learner.batches.mixed import AGAIN, FRESH, make_config, unroll
 from troupe.common.config import load_config
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
@@ -119,6 +120,31 @@ def test_an_error_of_an_algorithm_shows_its_traceback(tmp_path, capsys, monkeypa
     assert first == "Traceback (most recent call last):"
     assert re.search(r'test_serial.py", line \d+, in update', "\n".join(trace))
     assert re.fullmatch(r"troupe: error: KeyError: 'rewards' \(test_serial.py:\d+\)", last)
+
+
+def test_what_cannot_be_learned_from_is_drawn_no_more_though_no_priorities_are_given(tmp_path):
+    again = AGAIN.replace('"uniform"', '"prioritized", priority_exponent = 0.0').replace("= 40", "= 400")
+    config = make_config(tmp_path, **{"replay.tables": f"[{again}, {FRESH}]"})
+    training, bad, number = SerialTraining(config, tmp_path / "run", StopSignal()), [1, 4, 6], 0
+
+    def priorities():
+        return training.replay.tables["again"].priorities(np.arange(9))
+
+    while number < 9 or (number < 200 and priorities()[bad].any()):
+        training.insert(unroll(training.agent, number, action=77 if number in bad else 0))
+        number += 1
+        while (batch := training.sample()) is not None:
+            training.learn(batch)
+    assert priorities().tolist() == [0.0 if number in bad else 1.0 for number in range(9)]
+    assert all(np.isfinite(array).all() for array in training.agent.params().values())
+    updates = training.counters.updates
+    for each in range(2):  # as many as a batch has of the queue
+        training.insert(unroll(training.agent, each))
+    batch = training.sample()
+    batch.fields["action"][:] = 77
+    training.learn(batch)
+    assert training.counters.updates == updates > 0, "nothing was left to learn from"
+    training.close()
 
 
 @pytest.mark.slow

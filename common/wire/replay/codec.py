@@ -48,7 +48,7 @@ class SampleBatch:
         request_id: of the request that this answers.
         shard: address of the shard, where there are several.
         shares: how the rows are divided between tables, one share behind the other.
-        chosen: the rows were chosen among candidates, and `fields` are copies.
+        chosen: the rows are some of a batch's, and `fields` are copies.
     """
 
     ids: NDArray[np.uint64]
@@ -71,7 +71,7 @@ class SampleBatch:
         return {share.table for share in self.shares if share.wanted is not None}
 
     def part(self, rows: NDArray[np.int64], fields: dict[str, NDArray]) -> SampleBatch:
-        """Of candidates the chosen ones: `rows [n]`, ascending, with `fields` of their own."""
+        """`rows [n]` of it, ascending, with `fields` of their own, such as candidates that were chosen."""
         tables = self.rows()
         shares = [
             replace(share, count=int(np.isin(rows, np.r_[tables[share.table]]).sum()), wanted=None)

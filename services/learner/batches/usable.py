@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,9 @@ class Usable:
         return values if self.rows is None else values[self.rows]
 
     def priorities(self, priorities: NDArray | None) -> NDArray | None:
-        """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, which are not drawn again."""
+        """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, as replay was told already."""
         if self.rows is None or priorities is None:
             return priorities
-        # Zero, so that replay never draws the item again; with a priority of its own it would spoil batch
-        # after batch.
         whole = np.zeros(len(self.rows))
         whole[self.rows] = priorities
         return whole
@@ -56,11 +54,16 @@ class Usable:
 class UsableItems:
     """Leaves out the items of batches that `agent` cannot learn from, counts them and says so.
 
+    Args:
+        agent: the one that learns.
+        tell: gives replay new priorities `[B]` of a batch.
+
     Attributes:
         left_out: items so far.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, tell: Callable[[SampleBatch, NDArray[np.float64]], None]) -> None:
+        self._tell = tell
         self._specs = agent.fields
         self._steps = agent.item_steps
         self._throttle = Throttle(LOG_PERIOD_S)
@@ -72,7 +75,11 @@ class UsableItems:
         if not bad:
             return Usable(batch.fields, batch.lengths)
         rows = ~np.logical_or.reduce(list(bad.values()))
-        self._count(int((~rows).sum()), ", ".join(bad))
+        left_out = np.flatnonzero(~rows)
+        # Zero, so that replay never draws the items again: they would spoil batch after batch. At once: an
+        # algorithm may give no priorities, or none that are sent.
+        self._tell(batch.part(left_out, {}), np.zeros(len(left_out)))
+        self._count(len(left_out), ", ".join(bad))
         lengths = batch.lengths[rows]
         longest = int(lengths.max(initial=1))
         # The window shrinks to what the remaining items need: a forged item of the greatest length would

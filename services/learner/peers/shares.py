@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from troupe.common.agents import Agent, Batch, Pending, Update
 from troupe.common.config import Config
 from troupe.common.runtime import Deadline
@@ -66,7 +64,7 @@ class Shares:
         self, config: Config, agent: Agent, prefetch: Prefetcher, mixture: Mixture, team: Team
     ) -> None:
         """Connect these; `prefetch` asks for nothing before this learner has a seat."""
-        self.usable = UsableItems(agent)
+        self.usable = UsableItems(agent, prefetch.put_priorities)
         self.chooser = Chooser(config, agent)
         self.mixture = mixture
         self._prefetch, self._team = prefetch, team
@@ -135,17 +133,13 @@ class Shares:
         if sample is None:
             return None
         usable = self.usable.of(sample)
+        # Before anything is computed: one NaN would spread through the gradient into every weight.
+        if not len(usable.lengths):
+            self._prefetch.put_priorities(sample, None)
+            self._prefetch.permit()
+            return None
         if usable.rows is None:
             usable = replace(usable, placed=self._prefetch.placed(sample))
-        else:
-            # Zero takes them out, also where the algorithm gives no priorities, or no choice depends on them.
-            bad = np.flatnonzero(~usable.rows)
-            self._prefetch.put_priorities(sample.part(bad, {}), np.zeros(len(bad)))
-            # Before anything is computed: one NaN would spread through the gradient into every weight.
-            if len(bad) == len(usable.rows):
-                self._prefetch.put_priorities(sample, None)
-                self._prefetch.permit()
-                return None
         if sample.candidates:
             whole, (sample, usable, near) = sample, self.chooser.choose(sample, usable)
             self._prefetch.put_choice(whole, sample, near)

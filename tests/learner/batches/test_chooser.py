@@ -83,7 +83,7 @@ class Choosing:
         self.agent = make_agent(config.agent, make_spec(config.env), seed=1)
         self.rng = np.random.default_rng(2)
         self.how = {"attentive": sampler == "attentive", "strategy": strategy, "count": ROWS}
-        self._chooser, self._usable = Chooser(config, self.agent), UsableItems(self.agent)
+        self._chooser, self._usable = Chooser(config, self.agent), UsableItems(self.agent, lambda *told: None)
         self._before, self.changed = None, 0
         self.counts = {}
 
