@@ -64,6 +64,7 @@ class Evidence:
         environments: what the learner has heard of them since it started: how many `failures`, how many
             `episodes` ended without one, and the `last` failure.
         learner_error: what the learner has died of and not got past.
+        steps: that the run has made.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Evidence:
         peaks: Mapping[str, float] | None = None,
         environments: Mapping[str, Any] | None = None,
         learner_error: str = "",
+        steps: int = 0,
     ) -> None:
         self.config = config
+        self.steps = steps
         self.environments = environments or {}
         self.learner_error = learner_error
         # The newest values of a run may be NaN: the loss of one that diverges is.
@@ -152,7 +155,7 @@ class Evidence:
 def of_view(view: RunView) -> Evidence:
     """What a running run says now."""
     returns: Points = view.returns.get(_followed(view.config), ())
-    return Evidence(view.config, view.metrics, returns, environments=view.environments)
+    return Evidence(view.config, view.metrics, returns, environments=view.environments, steps=view.steps)
 
 
 def of_run(folder: Path, config: Config | None = None) -> Evidence:
@@ -163,9 +166,10 @@ def of_run(folder: Path, config: Config | None = None) -> Evidence:
     config = config or config_of(run_config(folder))
     followed = _followed(config)
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    returns = []
+    returns, steps = [], 0
     file = folder / CSV_FILE
     for row in read_rows(file) if file.exists() else ():
+        steps = max(steps, row.steps)
         if row.name.startswith(USED):
             values[row.name][row.source].append(row.value)
         if row.name == followed:
@@ -176,7 +180,7 @@ def of_run(folder: Path, config: Config | None = None) -> Evidence:
         raise ConfigError(f"{folder} has no record of learning yet: see {LOG}")
     metrics = {name: _typical(name, by_source) for name, by_source in values.items()}
     peaks = {name: max(map(max, by_source.values())) for name, by_source in values.items()}
-    return Evidence(config, metrics, returns, peaks, status.get("environments"), error)
+    return Evidence(config, metrics, returns, peaks, status.get("environments"), error, steps)
 
 
 def _learner_error(log: Path, status: Mapping[str, Any]) -> str:

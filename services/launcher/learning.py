@@ -55,6 +55,19 @@ FAULTS = (
         "fix the line that it names, then test for longer with `troupe env check ID --steps 10000`",
     ),
     Fault(
+        "endless-episodes",
+        "there are no returns, and no evaluation ends",
+        causes.endless_episodes,
+        ("train/episode_return",),
+        f"no episode has ended in {causes.ENDLESS:,} steps of each slot, and none has failed",
+        "no episode has ended in {steps:,.0f} steps of each slot: nothing shows whether the agent "
+        "learns, and evaluations take very long",
+        "return truncated from the environment when its time is up, or set smaller --env.max_episode_frames "
+        "(it is {limit:,}) and --evaluator.max_episode_frames in a new run",
+        "return truncated from the environment when its time is up, or set smaller "
+        "`--env.max_episode_frames` and `--evaluator.max_episode_frames` in a new run",
+    ),
+    Fault(
         "inputs",
         "returns stay at the level of random play, and the loss is large or does not move",
         causes.inputs,

@@ -44,6 +44,8 @@ REPEATS = 512.0
 """Times that an item is learned from, on average, beyond which it is learned by heart."""
 
 
+ENDLESS = 5_000
+"""Steps of each slot after which an episode should have ended: most of random play are far shorter."""
 FAILED, FEW_FAILED = 0.2, 5
 """Share of the episodes that an environment may not finish without being the fault, and a number of them that
 may be chance."""
@@ -82,6 +84,17 @@ def failing_episodes(run: Evidence) -> Figures | None:
         "env": env,
     }
     return 0.6 + 0.35 * share, figures
+
+
+def endless_episodes(run: Evidence) -> Figures | None:
+    """No episode has ended, and none has failed: there is nothing to tell progress by."""
+    if run.config is None or run.config.run.offline or run.environments.get("failures"):
+        return None
+    if run.returns or run["train/episode_return"] is not None:
+        return None
+    steps = run.steps / run.config.total_slots
+    limit = run.config.env.max_episode_frames
+    return (0.5, {"steps": steps, "limit": limit}) if steps >= ENDLESS else None
 
 
 def inputs(run: Evidence) -> Figures | None:

@@ -50,7 +50,12 @@ def name_of(shown):
 def test_each_fault_is_named_by_a_planted_run_or_by_figures_made_for_it(fault, tmp_path):
     planted = {each for name in FAULTY for each in name_of(SHOWN[name])}
     # By tests of their own: they go by returns alone, or by what the status says.
-    assert fault.name in planted | MADE.keys() | {"fallen", "failing-episodes", "learner-dies"}
+    assert fault.name in planted | MADE.keys() | {
+        "fallen",
+        "failing-episodes",
+        "endless-episodes",
+        "learner-dies",
+    }
 
 
 RISEN = [(steps, float(steps)) for steps in range(20)]
@@ -224,6 +229,32 @@ def test_episodes_that_fail_are_named_with_the_line_that_fails(told, share, tmp_
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(render(view(status, config=load_config("cartpole-ppo")), "title", "the footer"))
     assert f"learning: {share} ended with a failure" in console.export_text()
+
+
+def test_a_run_in_which_no_episode_ends_is_named(tmp_path):
+    run = unpack("healthy-ppo", tmp_path)
+    slots = of_run(run).config.total_slots
+    head, *rows = (run / "metrics.csv").read_text().splitlines()
+    endless = [row for row in rows if ",train/episode_" not in row]
+    assert endless != rows
+
+    def found(rows, steps, told=None):
+        late = f"99,{steps},{steps},9,learner,speed/steps_per_s,100"
+        (run / "metrics.csv").write_text("\n".join([head, *rows, late, ""]))
+        (run / "status.json").write_text(json.dumps({"environments": told or {}}))
+        return [each.name for each in faults(of_run(run))]
+
+    made = max(int(row.split(",")[1]) for row in rows)
+    enough = max(made, 5_000 * slots)
+    assert found(endless, enough) == ["endless-episodes"]
+    assert found(endless, enough, {"failures": 3, "episodes": 0}) == []  # cut off by these
+    assert found(rows, enough) == []
+    few = [row for row in endless if int(row.split(",")[1]) < 4_000 * slots]
+    assert found(few, 4_999 * slots) == []
+    status = {"steps": enough, "updates": 9, "metrics": {}}
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(render(view(status, config=load_config("cartpole-ppo")), "title", "the footer"))
+    assert "learning: no episode has ended in " in console.export_text()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
