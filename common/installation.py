@@ -121,6 +121,9 @@ def _missing(module: str, error: ImportError) -> str:
     # The module is there and something that it imports is not: its name has to be in the advice.
     if top != module.partition(".")[0]:
         return f": the module {module} imports {missing}, which is not installed"
+    if missing != top and top in sys.modules:  # found: PYTHONPATH is right, and the name after it is not
+        parent, _, name = missing.rpartition(".")
+        return f": {parent} has no module {name}"
     if Path(f"{top}.py").exists() or Path(top).is_dir():
         return f": Python does not look for {missing} in this folder; begin the command with PYTHONPATH=."
     return (

@@ -34,6 +34,7 @@ BAD_INPUT = [
     ("train cartpole-apex --env.id gym:CartPole-v99", ["CartPole"]),
     ("train cartpole-apex --env.id nosuchpackage.envs:Maze-v0", ["nosuchpackage", "PYTHONPATH"]),
     ("train cartpole-apex --env.id here:Maze-v0", ["does not look for here in this folder", "PYTHONPATH"]),
+    ("train cartpole-apex --env.id json.nothing:Maze-v0", ["json has no module nothing"]),
     ("train pong-apex --env.id gym:ALE/Breakout-v5", ["did you mean atari:breakout?"]),
     ("train pong-apex --env.id PongNoFrameskip-v4", ["did you mean atari:pong?"]),
     ("train pong-apex --env.id CartPole-v1", ["did you mean gym:CartPole-v1?"]),
