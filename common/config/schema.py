@@ -83,7 +83,9 @@ class RunConfig(Section):
         "Minari data set to learn from, by ID or folder: no actors start, and a step of the run is an "
         "update. Empty = learn from actors.",
     )
-    log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
+    log_every_s: float = tunable(
+        10.0, "Seconds between two rows of every metric, and between plain log lines.", gt=0
+    )
     hang_s: float = operational(
         timing.HANG_S,
         "Seconds after which a service whose main loop hangs exits, to be restarted. Start-up, the first "
