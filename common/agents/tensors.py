@@ -100,7 +100,9 @@ def check_device(device: str, name: str = "learner.device") -> None:
     if not re.fullmatch(r"cuda(:\d+)?", device):
         raise ConfigError(f"{name} should be cpu, cuda or cuda:N, not {device!r}")
     if not torch.cuda.is_available():
-        raise ConfigError(f"{name} is {device!r} but torch finds no CUDA; use cpu")
+        without = f"torch {torch.__version__} is built without CUDA, install PyPI's"
+        advice = "see what nvidia-smi says" if torch.version.cuda else without
+        raise ConfigError(f"{name} is {device!r} but torch finds no GPU: {advice}, or use cpu")
     number = int(device.partition(":")[2] or 0)
     if number >= torch.cuda.device_count():
         raise ConfigError(

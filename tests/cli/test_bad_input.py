@@ -58,8 +58,8 @@ BAD_INPUT = [
     ("train pong-apex --sweep lists.toml", ["agent.learning_rate", "laid over the preset, with one value"]),
     ("train cartpole-apex --env.id Pong", ["Pong"]),
     ("train cartpole-apex --run-dir RUN", ["RUN holds a run that wrote no checkpoint", "--run-dir"]),
-    ("train pong-apex --learner.device cuda", ["learner.device", "'cuda'", "no CUDA", "use cpu"]),
-    ("resume RUN --learner.device cuda:1", ["learner.device", "no CUDA", "use cpu"]),
+    ("train pong-apex --learner.device cuda", ["learner.device", "'cuda'", "no GPU", "use cpu"]),
+    ("resume RUN --learner.device cuda:1", ["learner.device", "no GPU", "use cpu"]),
     ("actor --learner tcp://127.0.0.1:1 --slots 0", ["--slots", "1"]),
     ("resume no\x07such", [r"error: no\x07such is not a run directory: it does not exist"]),
     (
