@@ -1,6 +1,7 @@
 """`make report`: docs/scores.md, a table of every recorded training, from the kept `metrics.csv` of its runs.
 
-Nothing of it is typed but what the files do not hold: docs/results/runs.toml has preset, options and commit.
+Nothing of it is typed but what the files do not hold: docs/results/runs.toml has preset and options (or sweep
+and run) and commit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Every complete run whose `metrics.csv` is kept in [results](results/runs.toml). 
 seeds of the last evaluation, with its 95 % bootstrap interval over seeds, which is rough with three seeds;
 `best` is the mean of the runs' best evaluations. Runs without evaluations are scored by the means of
 twentieths of their training episodes (of three rows at least), and the row says so. Minutes are those of one
-run. [Results](results.md) describes the machines, and evaluations made after the runs.
+run. `SWEEP: RUN` is a run of a file in `configs/sweeps`. [Results](results.md) describes the machines, and
+evaluations made after the runs.
 
 | run | seeds | score | 95 % interval | best | steps | minutes | commit |
 |---|---|--:|---|--:|--:|--:|---|
@@ -97,7 +99,10 @@ def page(folder: Path = RESULTS) -> str:
 
 
 def _row(entry: dict[str, Any], runs: list[Recorded], name: str) -> str:
-    training = " ".join(filter(None, [entry["preset"], entry.get("options", "")]))
+    if "sweep" in entry:
+        training = f"{entry['sweep']}: {entry['run']}"
+    else:
+        training = " ".join(filter(None, [entry["preset"], entry.get("options", "")]))
     files = ", ".join(f"[{run.seed}](results/{name}-{run.seed}.csv.gz)" for run in runs)
     last = [run.last for run in runs]
     interval = "one run"

@@ -11,6 +11,7 @@ from docs import report
 from troupe.common.config import load_config
 
 SCORES = report.RESULTS.parent / "scores.md"
+SWEEPS = SCORES.parents[1] / "configs" / "sweeps"
 
 
 def test_the_page_is_made_of_the_files():
@@ -19,6 +20,10 @@ def test_the_page_is_made_of_the_files():
 
 def test_every_recorded_training_can_be_started():
     for entry in tomllib.loads((report.RESULTS / report.INDEX).read_text()).values():
+        if "sweep" in entry:
+            sweep = tomllib.loads((SWEEPS / f"{entry['sweep']}.toml").read_text())["sweep"]
+            assert entry["run"] in [each["run"]["name"] for each in sweep["list"]]
+            continue
         words = entry.get("options", "").split()
         names = [word.removeprefix("--") for word in words[::2]]
         load_config(entry["preset"], None, dict(zip(names, words[1::2], strict=True)))
