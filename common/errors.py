@@ -7,6 +7,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+OWN_ERROR = "troupe: error:"
+"""How the line begins in which a program of ours says why it ends: those that started it look for it."""
 _PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
 """Where the files of Python's library are, and how those begin that have none."""
 _DEFECT = re.compile(r"(\w+): .*( \([^()]+:\d+\))")

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.errors import OWN_ERROR, AuthError, CheckpointError, ConfigError, PeerError, TroupeError
 from troupe.common.runtime.files import CONFIG_FILE, read_status
 from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import CSV_FILE, read_rows
@@ -35,7 +35,7 @@ _STOPS_S = 90.0
 _ERRORS: dict[int, type[TroupeError]] = {
     error.exit_code: error for error in (ConfigError, PeerError, AuthError, CheckpointError)
 }
-_SAYS_ERROR = "troupe: error: "
+_SAYS_ERROR = f"{OWN_ERROR} "
 
 
 class Run:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from troupe.common import system
-from troupe.common.errors import ConfigError, TroupeError, defect_line
+from troupe.common.errors import OWN_ERROR, ConfigError, TroupeError, defect_line
 from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
 from troupe.common.polling import readable
@@ -236,7 +236,7 @@ def _report_defect(error: Exception) -> int:
 
 def _say(text: str) -> None:
     with suppress(OSError):  # nobody can be told, but the exit code says what kind of error it was
-        print(f"troupe: error: {one_line(text)}", file=sys.stderr, flush=True)
+        print(f"{OWN_ERROR} {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def one_line(text: str) -> str:

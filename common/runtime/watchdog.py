@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from typing import IO
 
-from troupe.common.errors import TroupeError
+from troupe.common.errors import OWN_ERROR, TroupeError
 from troupe.common.timing import HANG_S
 
 _log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def _end(loop: Loop, limit_s: float) -> None:
     if any(isinstance(each, logging.FileHandler) for each in logging.getLogger().handlers):
         _log.error("%s", line)
     with contextlib.suppress(OSError, AttributeError):
-        print(f"troupe: error: {line}", file=sys.stderr, flush=True)
+        print(f"{OWN_ERROR} {line}", file=sys.stderr, flush=True)
     os._exit(TroupeError.exit_code)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from troupe.common import system
 from troupe.common.envs import VectorEnv
 from troupe.common.envs.calls import RESET
+from troupe.common.errors import OWN_ERROR
 from troupe.common.runtime.lifecycle import INTERNAL_ERROR
 
 _log = logging.getLogger(__name__)
@@ -139,5 +140,5 @@ def _printable(text: str) -> str:
 def _end(text: str) -> None:
     """The stacks, one line, and the end: nothing else gets the main thread out of a call that hangs."""
     faulthandler.dump_traceback()
-    print(f"troupe: error: {text}: the actor exits so that it can be restarted", file=sys.stderr, flush=True)
+    print(f"{OWN_ERROR} {text}: the actor exits so that it can be restarted", file=sys.stderr, flush=True)
     os._exit(INTERNAL_ERROR)

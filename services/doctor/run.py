@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from troupe.common.config import Config
-from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.errors import OWN_ERROR, CheckpointError, ConfigError
 from troupe.common.installation import version
 from troupe.common.runtime.checkpoint import check, newest_first
 from troupe.common.runtime.files import STATUS_FILE, last_lines, read_status, silent_after_s, write_trouble
@@ -27,7 +27,7 @@ CLOCK_S = 1.0
 """Clocks may differ by so much: evaluations and curves are dated by the learner's alone."""
 CHECKPOINTS = 3
 """The newest ones, whose hashes are computed."""
-_ERROR = re.compile(r" (ERROR|CRITICAL) |^troupe: error: |^[A-Za-z]*Error: ")
+_ERROR = re.compile(rf" (ERROR|CRITICAL) |^{OWN_ERROR} |^[A-Za-z]*Error: ")
 
 
 def run_directory(folder: Path, config: Config) -> Iterator[Check]:

@@ -15,12 +15,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from troupe.common.config import Config, read_config
 from troupe.common.data.table_config import TableConfig
-from troupe.common.errors import ConfigError
+from troupe.common.errors import OWN_ERROR, ConfigError
 from troupe.common.runtime.files import last_lines, read_status, run_config
 from troupe.common.runtime.logging import peer_text
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 from troupe.services.launcher.curves import Points
-from troupe.services.launcher.supervisor import OWN_ERROR
 from troupe.services.launcher.view import RunView
 
 USED = ("learner/", "replay/", "train/episode_", "speed/updates_per_s")

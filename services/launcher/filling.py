@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from troupe.common.config import Config
-from troupe.common.errors import ConfigError, DatasetError, TroupeError
+from troupe.common.errors import OWN_ERROR, ConfigError, DatasetError, TroupeError
 from troupe.common.runtime import Deadline, StopSignal
 from troupe.common.runtime.files import CONFIG_FILE
 from troupe.services.launcher import guard
@@ -69,5 +69,5 @@ def _said(process: subprocess.Popen[str], config: Config, stop: StopSignal) -> s
     if code:
         said = (errors.strip().splitlines() or [f"reading the data set {name} failed with code {code}"])[-1]
         kind = ConfigError if code == ConfigError.exit_code else TroupeError
-        raise kind(said.removeprefix("troupe: error: "))
+        raise kind(said.removeprefix(f"{OWN_ERROR} "))
     return out.strip()

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError, sameness
+from troupe.common.errors import (
+    OWN_ERROR,
+    AuthError,
+    CheckpointError,
+    ConfigError,
+    PeerError,
+    TroupeError,
+    sameness,
+)
 from troupe.common.runtime import watchdog
 from troupe.services.launcher import guard
 from troupe.services.launcher.signs import Signs
@@ -40,7 +48,6 @@ _WITHOUT_A_WORD: dict[int, str] = {
 }
 _EXCEPTION = re.compile(r"[\w.]*(Error|ERROR|Exception|Interrupt|Fault|Fatal)\b")
 _TAIL_BYTES = 8192
-OWN_ERROR = "troupe: error:"
 
 Command = Callable[[int], Sequence[str]]
 
