@@ -32,7 +32,7 @@ from troupe.common.data.candidates import STRATEGIES
 from troupe.common.data.columns import Payload
 from troupe.common.data.distances import distances
 from troupe.common.data.inserts import Insert
-from troupe.common.data.schema import Chunk, FieldSpec, Items, compressed_if
+from troupe.common.data.schema import Chunk, FieldSpec, Items, stored_as
 from troupe.common.data.table_config import TableConfig
 from troupe.common.envs import EnvSpec, make_vector
 from troupe.common.runtime import StopSignal
@@ -109,7 +109,7 @@ class Learning:
             TableConfig("again", capacity=1000, **sampler),
         ]
         self._replay = Replay(folder, tables, budget_bytes=1 << 28, seed=1)
-        self._specs = compressed_if(False, self.agent.fields)
+        self._specs = stored_as("none", self.agent.fields)
         self._unrolls = random_unrolls(self.agent, self.POOL)
         self._whole = Items(np.zeros(1, np.int32), np.full(1, STEPS, np.int32), np.ones(1))
         self._sequence = 0

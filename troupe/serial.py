@@ -22,7 +22,7 @@ from troupe.common.agents.opponents import Opponents
 from troupe.common.config import Config, to_toml
 from troupe.common.data.inserts import SERIAL, HeldError
 from troupe.common.data.plan import make_plan
-from troupe.common.data.schema import Chunk, compressed_if
+from troupe.common.data.schema import Chunk, stored_as
 from troupe.common.envs import VectorEnv, make_spec, make_vector, means_told
 from troupe.common.envs.base import EnvError
 from troupe.common.errors import ConfigError
@@ -111,7 +111,7 @@ class SerialTraining:
             self.agent, self.env, config.actor.chunk_steps, seed, hindsight=hindsight, opponents=opponents
         )
         self.rollout.explore(list(range(slots)), slots)
-        self.fields = compressed_if(config.replay.compression == "lz4", self.agent.fields)
+        self.fields = stored_as(config.replay.compression, self.agent.fields)
         tables = config.replay.shard_tables(1)
         budget_bytes = make_plan(self.folder, tables, config.replay.max_bytes).store_bytes
         self.replay = Replay(self.folder, tables, budget_bytes=budget_bytes, seed=seed)

@@ -7,7 +7,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from troupe.common.agents.base import Accumulator, Act, Batch, Inputs, Update
 from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.agents.tensors import (
+    Network,
     below,
     load_optimizer,
     module_arrays,
@@ -37,8 +38,6 @@ from troupe.common.rl.normalizers import Normalizer, RunningMoments
 if TYPE_CHECKING:
     from troupe.common.data.schema import FieldSpec
     from troupe.common.envs import EnvSpec
-
-Network = TypeVar("Network", bound=nn.Module)
 
 
 class Step(NamedTuple):

@@ -80,9 +80,9 @@ class FieldSpec:
         return np.logical_not(good)
 
 
-def compressed_if(wanted: bool, specs: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
-    """`specs`, none of them compressed unless that is `wanted`."""
-    return tuple(replace(spec, compress=spec.compress and wanted) for spec in specs)
+def stored_as(compression: str, specs: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
+    """`specs` as the chunks of a run have them by its `replay.compression`: `none` compresses no field."""
+    return tuple(replace(spec, compress=spec.compress and compression != "none") for spec in specs)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from troupe.common.agents.opponents import Opponents
 from troupe.common.agents.pace import HELD_LIMIT_S, Pace
 from troupe.common.agents.slots import Slots
 from troupe.common.config import Config, config_from_dict
-from troupe.common.data.schema import Chunk, compressed_if
+from troupe.common.data.schema import Chunk, stored_as
 from troupe.common.envs import Episode, VectorEnv, make_vector
 from troupe.common.machine import usable_cores
 from troupe.common.nets.torsos import compute_in
@@ -160,7 +160,7 @@ class LocalActing:
             ctx=self._place.ctx,
             name=self._place.name,
             incarnation=control.incarnation,
-            specs=compressed_if(replay.compression == "lz4", self._agent.fields),
+            specs=stored_as(replay.compression, self._agent.fields),
             max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
             security=self._place.security,
             tolerate_refusals=True,

@@ -6,7 +6,7 @@ import numpy as np
 
 from troupe.common.agents import Agent, make_agent
 from troupe.common.config import Config, structural_hash
-from troupe.common.data.schema import FieldSpec, compressed_if
+from troupe.common.data.schema import stored_as
 from troupe.common.envs import EnvSpec
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.replay.codec import specs_to_wire
@@ -39,7 +39,7 @@ def control_server(
             run=run,
             heartbeat_s=net.heartbeat_s,
             liveness_s=net.liveness_s,
-            fields=specs_to_wire(_stored_fields(config, agent)),
+            fields=specs_to_wire(stored_as(config.replay.compression, agent.fields)),
             item_steps=agent.item_steps,
         ),
         # With a total of its own, actors come and go; without, as many are expected as fill it.
@@ -80,7 +80,7 @@ def central_inference(
             ctx=context,
             name="inference",
             incarnation=new_incarnation(),
-            specs=_stored_fields(config, agent),
+            specs=stored_as(config.replay.compression, agent.fields),
             max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
             security=security,
             tolerate_refusals=True,
@@ -88,8 +88,3 @@ def central_inference(
         seed=int(seed),
         security=security,
     )
-
-
-def _stored_fields(config: Config, agent: Agent) -> tuple[FieldSpec, ...]:
-    """The fields of this run's chunks, on the wire and in replay."""
-    return compressed_if(config.replay.compression == "lz4", agent.fields)

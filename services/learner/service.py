@@ -130,7 +130,7 @@ class Learner:
             if write_config:
                 make_directory(run_dir, "run directory")
                 atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
-            self.reporter = self._make_reporter(resumed=resume)
+            self.reporter = self._make_reporter(directory, resumed=resume)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -168,14 +168,13 @@ class Learner:
         self.team = Team(self.agent, self.counters, seats, Rules.of(config, owner=True), update)
         self.shares = Shares(config, self.agent, self.prefetch, self._mixture, self.team)
 
-    def _make_reporter(self, *, resumed: bool) -> Reporter:
-        config, counters, directory = self.config, self.counters, self._run_dir.resolve()
-        name = config.run.name or directory.name
-        known_as = Run(self.checkpoints.run_id, name, str(directory), config.to_dict())
+    def _make_reporter(self, checkpoints: Path, *, resumed: bool) -> Reporter:
+        config, counters, place = self.config, self.counters, self._run_dir.resolve()
+        known_as = Run(self.checkpoints.run_id, config.run.name or place.name, str(place), config.to_dict())
         ratings: Ratings | None = None
         if config.evaluator.elo_games:
             known = counters.version if resumed else -1
-            ratings = Ratings(self._run_dir / "checkpoints", known, self.control.play_against)
+            ratings = Ratings(checkpoints, known, self.control.play_against)
         return Reporter(
             self._run_dir,
             config.env.id,

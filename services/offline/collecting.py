@@ -16,7 +16,7 @@ from troupe.common.config import Config, load_config, read_config
 from troupe.common.data.arena import Arena
 from troupe.common.data.format import SIGNATURE_FILE, load_signature
 from troupe.common.data.inserts import SERIAL, same_fields
-from troupe.common.data.schema import FieldSpec, compressed_if
+from troupe.common.data.schema import FieldSpec, stored_as
 from troupe.common.data.table_config import TableConfig
 from troupe.common.datasets.trajectory import Trajectory
 from troupe.common.datasets.writing import DatasetWriter
@@ -134,7 +134,7 @@ def _unfaithful_because(config: Config, agent: Agent, specs: Sequence[FieldSpec]
         return "sequences for agents with memory are not taken apart"
     if not {"obs", "action", "reward", "discount"} <= names:
         return f"{config.agent.algorithm} stores its steps in a way of its own"
-    if not same_fields(specs, compressed_if(config.replay.compression == "lz4", agent.fields)):
+    if not same_fields(specs, stored_as(config.replay.compression, agent.fields)):
         return f"its fields are not those of {config.agent.algorithm} in {config.env.id}"
     steps = next(spec.after for spec in agent.fields if spec.name == "obs")
     if steps > 1:

@@ -12,7 +12,7 @@ from troupe.common.agents import Agent
 from troupe.common.config import Config
 from troupe.common.data.inserts import LAST, MORE, HeldError
 from troupe.common.data.plan import make_plan
-from troupe.common.data.schema import compressed_if
+from troupe.common.data.schema import stored_as
 from troupe.common.datasets.fitting import chunks
 from troupe.common.datasets.trajectory import Trajectory
 from troupe.common.errors import ConfigError, DatasetError
@@ -57,7 +57,7 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
 def _fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folder: Path) -> int:
     section, steps = config.replay, config.actor.chunk_steps
     tables = section.shard_tables(section.shards)
-    fields = compressed_if(section.compression == "lz4", agent.fields)
+    fields = stored_as(section.compression, agent.fields)
     with ExitStack() as opened:
         shards = []
         for index in range(section.shards):

@@ -10,7 +10,7 @@ import pytest
 from tests.offline.test_import import items_of, played
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config
-from troupe.common.data.schema import compressed_if
+from troupe.common.data.schema import stored_as
 from troupe.common.data.table_config import TableConfig
 from troupe.common.datasets import Dataset
 from troupe.common.envs import make_spec, make_vector
@@ -77,7 +77,7 @@ def acted(preset, folder, steps, *, capacity=100_000, shards=1, seed=0, late=0):
     env = Told(make_vector(config.env, SLOTS, seed))
     rollout = Rollout(agent, env, CHUNK_STEPS, seed)
     rollout.explore(list(range(SLOTS)), SLOTS)
-    fields = compressed_if(True, agent.fields)
+    fields = stored_as("lz4", agent.fields)
     replays = [
         Replay(folder / f"shard-{i}", [TableConfig(capacity=capacity, min_items=1)], budget_bytes=1 << 30)
         for i in range(shards)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from troupe.common.agents.network import Learner
-from troupe.common.agents.tensors import below, frozen_copy, module_arrays, prefixed, tensors
-
-Network = TypeVar("Network", bound=nn.Module)
+from troupe.common.agents.tensors import Network, below, frozen_copy, module_arrays, prefixed, tensors
 
 
 class TargetLearner(Learner, Generic[Network]):
