@@ -27,7 +27,7 @@ from benchmarks.common import median_ms, parser, report
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaAgent, ImpalaConfig
 from troupe.common.config import load_config
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.data.candidates import STRATEGIES
 from troupe.common.data.columns import Payload
 from troupe.common.data.distances import distances

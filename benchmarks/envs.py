@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import parser, report
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvSpec, make_spec, make_vector
 from troupe.common.envs.base import VectorEnv, slot_seeds
 from troupe.common.errors import MissingEngineError

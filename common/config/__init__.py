@@ -9,6 +9,7 @@ from troupe.common.config.compare import (
     structural_hash,
     to_toml,
 )
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.config.fields import (
     AgentConfig,
     Section,
@@ -30,7 +31,6 @@ from troupe.common.config.replay_section import ReplayConfig
 from troupe.common.config.schema import (
     ActorConfig,
     Config,
-    EnvConfig,
     EvaluatorConfig,
     InferenceConfig,
     LearnerConfig,

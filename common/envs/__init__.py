@@ -16,7 +16,7 @@ from troupe.common.families import FAMILIES, installed_forms, outside_families
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 __all__ = [
     "EnvError",

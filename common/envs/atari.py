@@ -44,7 +44,7 @@ from troupe.common.installation import install_command
 from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 PREFIX = "atari:"
 _FRAMES_PER_S = 60

@@ -27,7 +27,7 @@ from troupe.common.spaces import ActionSpec, Leaf
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 _log = logging.getLogger(__name__)
 

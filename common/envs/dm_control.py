@@ -20,7 +20,7 @@ from troupe.common.installation import install_command
 from troupe.common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 PREFIX = "dm_control:"
 _PICTURE = {"height": 240, "width": 320, "camera_id": 0}

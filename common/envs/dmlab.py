@@ -27,7 +27,7 @@ from troupe.common.errors import ConfigError, MissingEngineError
 from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 PREFIX = "dmlab:"
 OPTIONS: dict[str, Any] = {

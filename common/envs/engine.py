@@ -53,7 +53,7 @@ from troupe.common.envs.spectator import picture_of
 from troupe.common.errors import ConfigError, TroupeError
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 SAME_STEP = "SameStep"
 MODES = (SAME_STEP, "NextStep", "Disabled")

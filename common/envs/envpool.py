@@ -16,7 +16,7 @@ from troupe.common.errors import ConfigError, MissingEngineError
 from troupe.common.installation import install_command
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 PREFIX = "envpool:"
 _OURS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_num_players")

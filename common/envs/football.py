@@ -22,7 +22,7 @@ from troupe.common.errors import ConfigError, MissingEngineError
 from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 PREFIX = "football:"
 OPTIONS: dict[str, Any] = {"rewards": "scoring", "width": 96, "height": 72}

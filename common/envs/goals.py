@@ -14,7 +14,7 @@ from troupe.common.envs.base import EnvSpec, clip_rewards
 from troupe.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 

@@ -33,7 +33,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.installation import import_module
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 _log = logging.getLogger(__name__)
 

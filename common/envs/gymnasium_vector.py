@@ -16,7 +16,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.installation import import_module, install_command
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 PREFIX = "vector:"
 

@@ -22,7 +22,7 @@ from troupe.common.installation import install_command
 from troupe.common.spaces import Leaf, packed, unpacked
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 
 class View:

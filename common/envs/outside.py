@@ -10,7 +10,7 @@ from troupe.common.families import ENTRY_POINTS
 from troupe.common.installation import import_module
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 
 class OutsideFamily:

@@ -39,7 +39,7 @@ from troupe.common.envs.returned import BadReturn, check_outcome, reset_result
 from troupe.common.envs.spectator import picture_of
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 MAX_GAMES_AWAY = 1000
 """Games in a row without one of the agents, after which its slot is a mistake."""

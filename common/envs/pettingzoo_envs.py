@@ -27,7 +27,7 @@ from troupe.common.families import FAMILIES
 from troupe.common.installation import import_module, install_command
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 __all__ = ["SEVERAL_AGENTS", "make_spec", "make_vector", "settings"]
 

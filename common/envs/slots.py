@@ -30,7 +30,7 @@ from troupe.common.envs.returned import as_announced, check_outcome, finite_erro
 from troupe.common.envs.spectator import picture_of
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 
 Outcome = tuple[Any, Any, Any, Any]

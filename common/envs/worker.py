@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_vector
 from troupe.common.envs.base import Seed, VectorEnv
 from troupe.common.envs.shared import MAX_MESSAGE, SharedStep

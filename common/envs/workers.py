@@ -44,7 +44,7 @@ from troupe.common.envs.spectator import NoPictureError
 from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from troupe.common.envs.base import EnvSpec
 from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
 
 if TYPE_CHECKING:
-    from troupe.common.config.schema import EnvConfig
+    from troupe.common.config.env_section import EnvConfig
 
 BRIEF_S = 1.0
 """Of playing, before a training."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import base, inspect, make_spec, make_vector
 from troupe.common.envs.calls import CHECKER, Calls
 from troupe.common.errors import TroupeError

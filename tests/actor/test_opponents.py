@@ -14,7 +14,8 @@ from troupe.common.agents import Act, Inputs, make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.opponents import Opponents
 from troupe.common.config import config_from_dict
-from troupe.common.config.schema import ActorConfig, EnvConfig
+from troupe.common.config.env_section import EnvConfig
+from troupe.common.config.schema import ActorConfig
 from troupe.common.data.schema import SlotStep
 from troupe.common.envs import EnvSpec, Episode, Step, make_spec, make_vector
 from troupe.common.envs.sides import Sides, score

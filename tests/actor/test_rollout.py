@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness import games
 from troupe.common.agents import Act, Inputs
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.data.schema import Chunk, SlotStep, check_chunk
 from troupe.common.envs import Step, VectorEnv, make_spec, make_vector
 from troupe.services.actor.local_inference import Rollout

@@ -12,7 +12,8 @@ from tests.agents.in_process import learner_params, stacked_fields
 from troupe.common.agents import Batch, make_agent
 from troupe.common.agents.opponents import Opponents
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
-from troupe.common.config.schema import ActorConfig, EnvConfig
+from troupe.common.config.env_section import EnvConfig
+from troupe.common.config.schema import ActorConfig
 from troupe.common.envs import make_vector
 from troupe.common.stats.ratings import OPPONENT_GAMES, OPPONENT_VERSION, OPPONENT_WIN_RATE
 from troupe.common.wire.control.params import Published, decode_params, encode_params

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.harness import until
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import VectorEnv, make_vector
 from troupe.common.envs.calls import RESET, STEP, Calls
 from troupe.services.actor.watch import EnvWatch

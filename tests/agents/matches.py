@@ -1,6 +1,6 @@
 """Agents that learn to match what they see."""
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 
 
 def match(actions, **fields):

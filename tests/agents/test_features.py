@@ -8,7 +8,7 @@ from tests.agents.unrolled import SMALL, random_batch, unrolls_of
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.data.accumulators.unrolls import TERMINATED
 from troupe.common.data.distances import distances
 from troupe.common.envs import EnvSpec, make_vector

@@ -8,7 +8,7 @@ from tests.rl import oracles
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_vector
 from troupe.common.errors import CheckpointError, ConfigError
 

@@ -11,7 +11,7 @@ from tests.harness import only_in_chaos
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_vector
 from troupe.services.actor.local_inference import Rollout
 

@@ -12,7 +12,7 @@ from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.inspection import Ends, Inspection, steps_of
 from troupe.common.config.algorithms import agent_model
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_spec
 from troupe.common.rl.returns import explained_variance
 

@@ -19,7 +19,7 @@ from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.r2d2 import R2d2Config
 from troupe.common.config import load_config
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.envs.gymnasium_spaces import observation_leaves
 from troupe.common.errors import ConfigError

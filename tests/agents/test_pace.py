@@ -5,7 +5,7 @@ from troupe.common.agents.pace import Pace
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.pqn import PqnConfig
 from troupe.common.config import load_config
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_vector
 from troupe.services.actor.local_inference import Rollout
 

@@ -12,7 +12,7 @@ from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.r2d2 import R2d2Config
 from troupe.common.config import load_config
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.data.accumulators.sequences import BETWEEN
 from troupe.common.data.schema import check_chunk

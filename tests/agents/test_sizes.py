@@ -7,8 +7,8 @@ import pytest
 
 from troupe.common.agents import make_agent
 from troupe.common.config.algorithms import agent_model
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.config.loading import config_from_dict
-from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import make_spec
 from troupe.common.errors import ConfigError
 

@@ -12,7 +12,7 @@ from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.r2d2 import R2d2Config
 from troupe.common.agents.slots import Slots
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import make_vector
 from troupe.common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step

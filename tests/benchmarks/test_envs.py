@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.envs import bare_atari
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 
 pytest.importorskip("ale_py")
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.harness import PATIENCE_S
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import calls
 from troupe.common.envs.returned import other_dtypes
 from troupe.common.errors import ConfigError, MissingEngineError

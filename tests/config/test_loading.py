@@ -23,8 +23,9 @@ from troupe.common.config import (
     structural_hash,
     to_toml,
 )
+from troupe.common.config.env_section import DEFAULT_ENV, EnvConfig
 from troupe.common.config.fields import role_of
-from troupe.common.config.schema import DEFAULT_ENV, SECTIONS, EnvConfig
+from troupe.common.config.schema import SECTIONS
 from troupe.common.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.envs.atari import game_of
 from troupe.common.envs.spectator import NoPictureError

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.envs.base import slot_seeds
 from troupe.common.errors import ConfigError, MissingEngineError

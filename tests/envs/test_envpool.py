@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import Step, make_spec, make_vector
 from troupe.common.errors import ConfigError, MissingEngineError
 

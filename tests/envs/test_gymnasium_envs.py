@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvError, base, make_spec, make_vector
 from troupe.common.errors import ConfigError
 

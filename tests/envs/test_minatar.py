@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from troupe.common.config import load_config
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.envs.base import slot_seeds
 from troupe.common.envs.minatar import GAMES

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import environment_module, make_spec, make_vector
 from troupe.common.envs.gymnasium_envs import inspect
 from troupe.common.errors import ConfigError

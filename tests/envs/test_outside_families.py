@@ -13,7 +13,7 @@ import pytest
 
 import troupe.services.__main__ as cli
 from troupe.common.config import Config, load_config, load_layers
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import check_settings, environment_module, make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.common.permits import check_modules, modules_of

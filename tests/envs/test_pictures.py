@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.common.nets.parts import PartInputs, image_shape

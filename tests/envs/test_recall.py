@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_vector
 
 KWARGS = {"cues": 3, "delay": 2, "questions": 4}

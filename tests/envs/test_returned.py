@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.envs import broken
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvSpec, VectorEnv, make_vector
 from troupe.common.envs.base import cause_of, slot_seeds
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import VectorEnv, make_vector
 from troupe.common.envs.transfer import TransferError, pack_start, pack_step, unpack_start, unpack_step
 

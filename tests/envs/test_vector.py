@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import troupe.services.__main__ as cli
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvError, Step, VectorEnv, base, environment_module, make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.common.spaces import unpacked

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.harness import until
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvError, VectorEnv, make_vector
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.errors import ConfigError
@@ -178,7 +178,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Killed without a word while an environment hangs."""
     code = (
         "import numpy as np\nfrom troupe.common.envs import make_vector\n"
-        "from troupe.common.config.schema import EnvConfig\n"
+        "from troupe.common.config.env_section import EnvConfig\n"
         f"env = make_vector(EnvConfig(id={BROKEN!r}, processes=1, kwargs=dict(how='hang', at=1)), 1, 1)\n"
         "env.reset(); print(env.pids[0], flush=True); env.step(np.zeros(1, np.int64))"
     )

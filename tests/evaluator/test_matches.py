@@ -10,7 +10,7 @@ import pytest
 from tests.envs.coins import Coins
 from troupe.common.agents import Act, Inputs
 from troupe.common.config import load_config
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import Games, Params
 from troupe.services.evaluator.matches import play_match

@@ -11,7 +11,7 @@ import zmq
 from tests.harness import until
 from troupe.common.agents import Act, Inputs
 from troupe.common.config import load_config
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.data.accumulators.n_step import NStepAccumulator, n_step_fields
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import VectorEnv, make_spec, make_vector

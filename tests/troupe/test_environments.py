@@ -14,7 +14,7 @@ import pytest
 import troupe
 from tests.envs.catch import CatchEnv
 from tests.harness import PATIENCE_S
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.environments import Brought, bring
@@ -111,7 +111,7 @@ def test_what_cells_define_becomes_a_module_that_plays_the_same(notebook, tmp_pa
     assert (tmp_path / "run" / "source" / f"{brought.module}.py").read_text() == brought.source
     # A process that has only the file.
     monkeypatch.delitem(sys.modules, "__main__")
-    code = "import sys; from troupe.common.config.schema import EnvConfig; "
+    code = "import sys; from troupe.common.config.env_section import EnvConfig; "
     code += "from troupe.common.envs import make_vector; "
     code += "env = make_vector(EnvConfig(id=sys.argv[1]), 1, 7, evaluation=True); "
     code += "print(env.reset().tolist(), [env.step([1]).obs.tolist() for _ in range(3)])"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from troupe.common.config.schema import EnvConfig
+from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvSpec, VectorEnv
 from troupe.common.envs.base import options, slot_seeds
 from troupe.common.envs.slots import Outcome, SlotVector
