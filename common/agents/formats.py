@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 # The fastest of each counts, for noise only ever adds time. A minibatch of pixels may take long, so it is
 # tried a few times; a step of all slots takes milliseconds, and on a busy machine few are undisturbed.
-_LEAST_TRIALS, _MOST_TRIALS = 3, 50
+_MIN_TRIALS, _MAX_TRIALS = 3, 50
 _TRIALS_S = 1.0
 # bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain.
 _WORTH = 0.9
@@ -67,8 +67,8 @@ def faster_dtype(
     seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
     for dtype in seconds:
         step(dtype)  # the first time is slower: kernels are chosen, memory is taken
-    for trial in range(_MOST_TRIALS):
-        if trial >= _LEAST_TRIALS and sum(map(sum, seconds.values())) >= _TRIALS_S:
+    for trial in range(_MAX_TRIALS):
+        if trial >= _MIN_TRIALS and sum(map(sum, seconds.values())) >= _TRIALS_S:
             break
         for dtype, times in seconds.items():  # in alternation, so that another program disturbs both
             began_s = clock()

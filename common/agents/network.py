@@ -32,7 +32,7 @@ from troupe.common.nets.initializers import Output, initialize
 from troupe.common.nets.parts import PartInputs, image_shape
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.spectral import spectral_layers
-from troupe.common.nets.torsos import LEAST_SIDE
+from troupe.common.nets.torsos import MIN_SIDE
 from troupe.common.rl.normalizers import Normalizer, RunningMoments
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ def suited(config: PixelAgentConfig, spec: EnvSpec, make: Callable[[str], Networ
     sides = picture_sides(spec)
     pixels = bool(sides)
     # The strides of the torsos for Atari leave nothing of pictures under 20 x 20.
-    if pixels and min(sides) < LEAST_SIDE:
+    if pixels and min(sides) < MIN_SIDE:
         pixel_torso = "minatar"
     if torso == "auto":
         torso = pixel_torso if pixels else "mlp"

@@ -127,11 +127,11 @@ class RawColumn(Column):
     """Entries as they are, one after the other."""
 
     def __init__(
-        self, spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, most_entries: int
+        self, spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, max_entries: int
     ) -> None:
         super().__init__(spec, number)
         unit_bytes = spec.entry_bytes + SUM_BYTES
-        most = max(min(budget_bytes // unit_bytes, most_entries), 1)
+        most = max(min(budget_bytes // unit_bytes, max_entries), 1)
         data = pager.open(f"{spec.name}.raw", spec.dtype, (most, *spec.shape))
         seals = pager.open(f"{spec.name}.sums", "uint32", (most,))
         self.lanes = [Lane(most, unit_bytes, [data, seals])]
@@ -237,10 +237,10 @@ class Lz4Column(Column):
     """Entries as LZ4 blocks end to end in a lane of bytes, and a lane that says where each one is."""
 
     def __init__(
-        self, spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, most_entries: int
+        self, spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, max_entries: int
     ) -> None:
         super().__init__(spec, number)
-        entries = max(min(budget_bytes // LZ4_INDEX_BYTES, most_entries), 1)
+        entries = max(min(budget_bytes // LZ4_INDEX_BYTES, max_entries), 1)
         # No entry takes more than itself and the four bytes of its size.
         budget_bytes = min(budget_bytes, entries * (spec.entry_bytes + 4))
         offsets, lengths, seals, blocks = (
@@ -408,6 +408,6 @@ def column_files(spec: FieldSpec) -> list[dict[str, int]]:
     return [{f"{spec.name}.raw": spec.entry_bytes, **seals}]
 
 
-def make_column(spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, most_entries: int) -> Column:
-    """The storage that fits the field `spec` of this `number`: for `most_entries`, or fewer bytes."""
-    return (Lz4Column if spec.compress else RawColumn)(spec, number, pager, budget_bytes, most_entries)
+def make_column(spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, max_entries: int) -> Column:
+    """The storage that fits the field `spec` of this `number`: for `max_entries`, or fewer bytes."""
+    return (Lz4Column if spec.compress else RawColumn)(spec, number, pager, budget_bytes, max_entries)

@@ -14,14 +14,14 @@ HASH_BUCKETS = 1000
 MAX_WORDS = 16
 
 
-def word_ids(instruction: str, most_words: int = MAX_WORDS, buckets: int = HASH_BUCKETS) -> np.ndarray:
-    """Bucket of each word, 0 to `buckets - 1`, and -1 behind the last: int16 `[most_words]`.
+def word_ids(instruction: str, max_words: int = MAX_WORDS, buckets: int = HASH_BUCKETS) -> np.ndarray:
+    """Bucket of each word, 0 to `buckets - 1`, and -1 behind the last: int16 `[max_words]`.
 
     Words are what white space separates; the hash (CRC-32) is the same on every machine. Further words are
     dropped.
     """
-    ids = np.full(most_words, -1, "<i2")
-    for place, word in enumerate(instruction.split()[:most_words]):
+    ids = np.full(max_words, -1, "<i2")
+    for place, word in enumerate(instruction.split()[:max_words]):
         ids[place] = zlib.crc32(word.encode()) % buckets
     return ids
 

@@ -11,9 +11,9 @@ from torch.nn.functional import linear
 from troupe.common.nets.initializers import Output, output_layer
 from troupe.common.nets.torsos import Style, VectorTorso
 
-LEAST_ROWS = 64
+MIN_ROWS = 64
 """Batches of fewer rows go layer by layer: actors' are small, and the steps around a product count there."""
-LEAST_WIDTH = 64
+MIN_WIDTH = 64
 """Products narrower than this in any dimension are left to MKL, which has less to prepare."""
 _ONEDNN = (
     torch.backends.mkldnn.is_available()
@@ -46,7 +46,7 @@ class Perceptron(nn.Sequential):
             return self._shortened(x)
         if not (self._simple and x.ndim == 2 and x.device.type == "cpu") or torch.jit.is_tracing():
             return self._by_layers(x)
-        if len(x) < LEAST_ROWS or x.dtype != torch.float32:
+        if len(x) < MIN_ROWS or x.dtype != torch.float32:
             return self._by_layers(x)
         # Whoever looks at single layers sees what these give. The result is the same bits, looked at or not.
         if any(module._forward_hooks or module._forward_pre_hooks for module in self._parts):
@@ -111,7 +111,7 @@ class _Layers(torch.autograd.Function):
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `linear`."""
-    if not _ONEDNN or min(*x.shape, *weight.shape) < LEAST_WIDTH:
+    if not _ONEDNN or min(*x.shape, *weight.shape) < MIN_WIDTH:
         return linear(x, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return product

@@ -318,7 +318,7 @@ class Projected(nn.Module):
         return self.after(projected.float())
 
 
-LEAST_SIDE = 20
+MIN_SIDE = 20
 """Height and width under which nothing is left of a picture behind the `small` torso's layers."""
 PIXEL_TORSOS = ("nature", "small", "shallow", "wide", "minatar", "hadamax", "deep", "football", "btr")
 """`shallow` (Espeholt et al. 2018, figure 3, left) has the convolutions of `small` (Mnih et al. 2013)."""

@@ -22,7 +22,7 @@ Probe = Callable[[], tuple[bool, str]]
 
 CLIENT_S = 10.0
 """A connection holds a thread for this long at most, whatever its client sends or reads."""
-MOST_CLIENTS = 32
+MAX_CLIENTS = 32
 """Connections at a time. Beyond them the oldest is closed."""
 
 
@@ -119,7 +119,7 @@ class _Server(ThreadingHTTPServer):
         """Close connections that are too old, or too many: called after each new one, and twice a second."""
         latest_s = system.monotonic() - CLIENT_S
         with self._lock:
-            excess = len(self._open) - MOST_CLIENTS
+            excess = len(self._open) - MAX_CLIENTS
             old = [
                 request
                 for age, (request, since_s) in enumerate(self._open.items())

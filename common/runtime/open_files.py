@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 
-MOST = 1 << 17
+MAX_OPEN_FILES = 1 << 17
 """As far as the limit is raised: more than a service ever needs, and some programs go through all numbers."""
 PER_MEMBER = 3
 """Connections that a member has to a learner at most: control, announcements, central inference."""
@@ -16,7 +16,7 @@ OWN = 256
 def raise_limit() -> int:
     """Raise the limit as far as this user may, and return it: by default it is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft not in (resource.RLIM_INFINITY, wanted) and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # some sandboxes forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -26,7 +26,7 @@ def raise_limit() -> int:
 def limit() -> int:
     """How many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST if soft == resource.RLIM_INFINITY else soft
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def too_few_for(members: int) -> str:

@@ -51,7 +51,7 @@ class Loop:
 
     Attributes:
         turns: how many times it has turned.
-        least_s: how long a turn may take whatever `run.hang_s` says.
+        min_s: how long a turn may take whatever `run.hang_s` says.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Loop:
         self.name = name
         self.turns = 0
         self.doing = ""
-        self.least_s = 0.0
+        self.min_s = 0.0
         self._seen = 0
         self._still_s = 0.0
         _loops.add(self)
@@ -89,7 +89,7 @@ class Loop:
     def limit_s(self) -> float:
         """How long it may stand still now; 0: for ever."""
         limit_s = _limit_s * (LONG if self.doing else 1)
-        return max(limit_s, self.least_s) if limit_s else 0.0
+        return max(limit_s, self.min_s) if limit_s else 0.0
 
     def look(self, passed_s: float) -> float:
         """Seconds for which it has stood still, with so many more since the last look."""

@@ -36,7 +36,7 @@ PERIOD_S = 0.1
 """How often it is asked whether memory has grown. Where it has, connections are looked at; less often where
 that would take more than a twentieth of the time."""
 
-QUIET_PERIOD_S, MOST_QUIET_PERIOD_S = 2.0, 10.0
+QUIET_PERIOD_S, MAX_QUIET_PERIOD_S = 2.0, 10.0
 """How often they are looked at where it has not: what is kept of them is in memory. A look takes five
 microseconds for each, and a learner has two of every member: less often where that would take more than a
 thousandth of the time, within these limits."""
@@ -159,7 +159,7 @@ class Intake:
         now_s = system.monotonic()
         self._due_s = now_s + max(PERIOD_S, 20 * (now_s - began_s))
         quiet_s = max(QUIET_PERIOD_S, 1000 * (now_s - began_s))
-        self._due_anyway_s = now_s + min(quiet_s, MOST_QUIET_PERIOD_S)
+        self._due_anyway_s = now_s + min(quiet_s, MAX_QUIET_PERIOD_S)
 
     def _may_keep_more(self, now_s: float) -> bool:
         """Whether memory has grown since the last look, or that was long ago."""

@@ -133,7 +133,7 @@ class ActorService:
             check_modules(self._config, self._modules, "the run", thinks=thinks)
             wanted = self._slots_wanted or self._config.actor.slots
             if self._config.env.processes > 0:
-                self._loop.least_s = RESTART_S
+                self._loop.min_s = RESTART_S
             with self._loop.long("its start"):  # which imports torch, and makes environments
                 self._acting = self._make_acting()
                 self._acting.prepare(wanted)

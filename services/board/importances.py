@@ -13,7 +13,7 @@ from troupe.common.installation import install_command
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-LEAST_TRIALS = 10
+MIN_TRIALS = 10
 """It compares the best tenth with all: of fewer that is a single trial's luck."""
 
 
@@ -47,10 +47,8 @@ def of(axes: Sequence[Axis], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     found: dict[str, Any] = {"shares": [], "why": "", "trials": len(outcomes)}
     if len(axes) < 2:
         found["why"] = "Importances need at least two fields that vary."
-    elif len(outcomes) < LEAST_TRIALS:
-        found["why"] = (
-            f"Importances need at least {LEAST_TRIALS} completed trials; there are {len(outcomes)}."
-        )
+    elif len(outcomes) < MIN_TRIALS:
+        found["why"] = f"Importances need at least {MIN_TRIALS} completed trials; there are {len(outcomes)}."
     elif len({outcome.score for outcome in outcomes}) == 1:
         found["why"] = "All completed trials have the same score."
     elif importlib.util.find_spec("optuna") is None:

@@ -37,7 +37,7 @@ MAX_VALUES = 1 << 19
 """Of one curve; one that has more keeps half of them, the least and the largest of every four."""
 MAX_EVALUATIONS = 10_000
 _MAX_KEPT_VALUES = 1 << 23
-_LEAST_VALUES = 1 << 10
+_MIN_VALUES = 1 << 10
 """What a follower counts at least: one of a metric that nobody reports takes room too."""
 MAX_GAMES = 200
 """Of one evaluation, whose return and length are kept."""
@@ -237,7 +237,7 @@ class Traces:
             follower = cast(F, self._kept.pop(key, None) or make())
             self._kept[key] = follower
             follower.read()
-            self._resize(key, _LEAST_VALUES + follower.count)
+            self._resize(key, _MIN_VALUES + follower.count)
             while self._size > _MAX_KEPT_VALUES and len(self._kept) > 1:
                 self._resize(self._kept.popitem(last=False)[0], 0)
             return follower

@@ -11,7 +11,7 @@ from troupe.common.config.presets import is_path, read_bases
 from troupe.common.config.text import format_toml, format_value
 from troupe.common.errors import ConfigError
 
-MOST_LETTERS = 4096
+MAX_LETTERS = 4096
 """The machines read it from the parameter store, which takes no more."""
 # Sockets and keys are the machines' own; the others Terraform says.
 _NOT_OURS = ("net.", "run.preset", "run.name")
@@ -39,9 +39,9 @@ def run_file(config: Config, preset: str) -> str:
         file.write_text(text, "utf-8")
         for each in _differences(load_config(str(file)), config):
             raise ConfigError(f"machines get the preset {base} and cannot be given {each}")
-    if len(text.encode()) > MOST_LETTERS:
+    if len(text.encode()) > MAX_LETTERS:
         raise ConfigError(
-            f"what differs from the preset {base} has {len(text):,} letters; machines take {MOST_LETTERS:,}"
+            f"what differs from the preset {base} has {len(text):,} letters; machines take {MAX_LETTERS:,}"
         )
     return text
 

@@ -18,7 +18,7 @@ _MAX_FRAMES_PER_S = 30.0
 _USUAL_STEPS_PER_S = 15.0
 _PALETTE_FRAMES = 16
 _MP4_SIDE = 480
-_LEAST_SIDE = 160  # grids of symbols, a pixel a field, would be specks
+_MIN_SIDE = 160  # grids of symbols, a pixel a field, would be specks
 
 
 class Recorder(Sequence[np.ndarray]):
@@ -58,7 +58,7 @@ class Recorder(Sequence[np.ndarray]):
         if factor > 1:
             small = _reduced(frame, factor)
         else:
-            small = _enlarged(frame, max(1, _LEAST_SIDE // max(frame.shape[:2])))
+            small = _enlarged(frame, max(1, _MIN_SIDE // max(frame.shape[:2])))
         self._shape = self._shape or small.shape
         if small.shape == self._shape:
             # Compressed at once: an hour of pictures would be gigabytes.

@@ -17,8 +17,8 @@ _SECTION = re.compile(r"\[([A-Za-z0-9_-]+)\]")
 _ELEMENT = re.compile(r"\[\[([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\]\]")
 # A key of one part; the value is the parser's business.
 _ENTRY = re.compile(r"[A-Za-z0-9_-]+ = \S.*")
-_MOST_LINES = 1 << 15
-_MOST_CHARS = 1 << 12
+_MAX_LINES = 1 << 15
+_MAX_CHARS = 1 << 12
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _by_lines(text: str) -> dict[str, Any] | None:
             section = {}
             above.setdefault(name, []).append(section)
             continue
-        pair = _entry(line) if len(line) <= _MOST_CHARS and _ENTRY.fullmatch(line) else None
+        pair = _entry(line) if len(line) <= _MAX_CHARS and _ENTRY.fullmatch(line) else None
         if pair is None or pair[0] in section:
             return None
         # A list may be changed in place: each run has its own.
@@ -64,7 +64,7 @@ def _by_lines(text: str) -> dict[str, Any] | None:
     return tables
 
 
-@functools.lru_cache(_MOST_LINES)
+@functools.lru_cache(_MAX_LINES)
 def _entry(line: str) -> tuple[str, Any] | None:
     """Key and value of a line that is a document of its own; no first line of a longer value is one."""
     try:

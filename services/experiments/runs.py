@@ -23,7 +23,7 @@ _MAX_DEPTH = 5
 # A learner on another machine, or in a container, writes its status every second.
 _FRESH_S = 30.0
 # Sums of a few such values are still numbers; an integer in a file may be of any size.
-_MOST = 1e300
+_MAX_VALUE = 1e300
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def read_run(path: Path) -> Run:
         metrics={
             name: float(value)
             for name, value in (metrics if isinstance(metrics, Mapping) else {}).items()
-            if isinstance(value, int | float) and abs(value) < _MOST
+            if isinstance(value, int | float) and abs(value) < _MAX_VALUE
         },
         changed_s=max(_changed_s(path / name) for name in (CONFIG_FILE, STATUS_FILE, CSV_FILE)),
     )

@@ -197,7 +197,7 @@ def _alike(algo: str, actions: str) -> str:
 def _values(algo: str, spec: EnvSpec) -> list[Layer]:
     """The layers of values for this kind of environment, highest first."""
     from troupe.common.agents.network import picture_sides
-    from troupe.common.nets.torsos import LEAST_SIDE
+    from troupe.common.nets.torsos import MIN_SIDE
 
     actions = "discrete" if spec.actions.count else "continuous"
     is_atari = spec.id.startswith("atari:")
@@ -205,7 +205,7 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
     if not sides:
         kind, start = "vectors", _VECTORS.get((algo, actions)) or _VECTORS.get((algorithm, actions))
     else:
-        kind = "grids" if min(sides) < LEAST_SIDE else "pixels"
+        kind = "grids" if min(sides) < MIN_SIDE else "pixels"
         presets = _PIXELS if kind == "pixels" else _GRIDS
         if kind == "pixels" and is_atari and spec.id != "atari:pong":
             presets = _ATARI

@@ -27,7 +27,7 @@ USED = ("learner/", "replay/", "train/episode_", "speed/updates_per_s")
 LOG = "logs/learner.log"
 RECENT, LEAST_RECENT = 1 / 6, 3
 """Share of a metric's rows, the last ones, whose median counts, and the fewest of them."""
-MOST = 1e100
+MAX_VALUE = 1e100
 """Larger numbers are left out: sums and powers of these would not be finite."""
 _FEWEST = 4
 """Returns without which nothing is said of their rise."""
@@ -81,9 +81,9 @@ class Evidence:
         self.environments = environments or {}
         self.learner_error = learner_error
         # The newest values of a run may be NaN: the loss of one that diverges is.
-        self.metrics = {name: value for name, value in metrics.items() if abs(value) <= MOST}
-        self._peaks = {name: value for name, value in (peaks or {}).items() if abs(value) <= MOST}
-        points = [(steps, value) for steps, value in returns if abs(value) <= MOST]
+        self.metrics = {name: value for name, value in metrics.items() if abs(value) <= MAX_VALUE}
+        self._peaks = {name: value for name, value in (peaks or {}).items() if abs(value) <= MAX_VALUE}
+        points = [(steps, value) for steps, value in returns if abs(value) <= MAX_VALUE]
         self.returns = [value for _, value in points]
         self._steps = [steps for steps, _ in points]
 

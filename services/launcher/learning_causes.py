@@ -16,7 +16,7 @@ LARGE, SMALL = 100.0, 0.003
 """Rewards beyond these are far from the scale that step sizes and clips are made for."""
 NORMALISERS = ("normalize_returns", "normalize_rewards")
 """Fields of agents with which they learn alike from rewards of any size."""
-LEAST = 1e-100
+MIN_SIZE = 1e-100
 """What is as good as zero: one divided by it is no figure."""
 STEP_SIZE = 0.05
 """Share of the weights' size that a step may change: usual are a thousandth to a hundredth."""
@@ -131,7 +131,7 @@ def reward_scale(run: Evidence) -> Figures | None:
     """Rewards are far from 1."""
     size, raw = run["learner/reward_size_learned"], run["learner/reward_size"]
     adapts = any(run.option(option) for option in NORMALISERS)
-    if size is None or size <= LEAST or not raw or adapts:
+    if size is None or size <= MIN_SIZE or not raw or adapts:
         return None
     ratio = size / (run.option("reward_scale", 1.0) or 1.0)
     scale = 10.0 ** -round(math.log10(ratio))
@@ -206,7 +206,7 @@ def time_limit(run: Evidence) -> Figures | None:
 def discount(run: Evidence) -> Figures | None:
     """Rewards are farther apart than the discount lets the agent see."""
     share, gamma = run["learner/reward_share"], run.option("gamma")
-    if share is None or share <= LEAST or gamma is None or gamma >= 1.0 or run.option("gamma_per_frame"):
+    if share is None or share <= MIN_SIZE or gamma is None or gamma >= 1.0 or run.option("gamma_per_frame"):
         return None
     gap = 1.0 / share
     if gap * (1.0 - gamma) < HORIZONS:
@@ -279,7 +279,7 @@ def values(run: Evidence) -> Figures | None:
         return None  # worth more than its rewards
     scale = run.option("reward_scale", 1.0) or 1.0
     size = run["learner/reward_size_learned"]
-    if run.config is None or size is None or size <= LEAST:
+    if run.config is None or size is None or size <= MIN_SIZE:
         return None
     # Nothing can be worth more than the largest reward in each step from here on.
     most = size / max(1.0 - gamma, 1.0 / length)

@@ -16,7 +16,7 @@ class Silence:
     def __init__(self, liveness_s: float) -> None:
         """`liveness_s`: the learner forgets a service that is silent for so long."""
         # Before the learner forgets it: afterwards its silence would no longer stand in the status.
-        self._most_s = 0.75 * liveness_s
+        self._max_s = 0.75 * liveness_s
         self._written_ns = 0
         self._written_s = 0.0
         self._heard: dict[str, tuple[float, float]] = {}  # when last, and how long each may be silent
@@ -44,7 +44,7 @@ class Silence:
 
     def _take(self, peers: list[dict[str, Any]], now_s: float) -> None:
         here = {
-            p["name"]: (now_s - p["seen_s_ago"], min(silent_after_s(p), self._most_s))
+            p["name"]: (now_s - p["seen_s_ago"], min(silent_after_s(p), self._max_s))
             for p in peers
             if p["role"] in _SERVICES
         }

@@ -46,7 +46,7 @@ def control_server(
         SlotRules(
             config.total_slots,
             spread=config.actor.total_slots > 0,
-            most_per_key=config.actor.max_slots_per_key,
+            max_per_key=config.actor.max_slots_per_key,
         ),
         shard_sockets=net.replay,
         bfloat16=config.learner.publish_dtype == "bfloat16",

@@ -20,10 +20,10 @@ from troupe.common.spaces import ActionSpec, Leaf
 from troupe.services.actor.local_inference import Rollout
 
 
-@pytest.mark.parametrize("least_rows", [1, SIZE + 1], ids=["whole perceptrons", "by layers"])
+@pytest.mark.parametrize("min_rows", [1, SIZE + 1], ids=["whole perceptrons", "by layers"])
 @pytest.mark.parametrize("bootstrap", ["q", "v"])
-def test_losses_of_real_numbers_are_the_papers(bootstrap, least_rows, monkeypatch):
-    monkeypatch.setattr("troupe.common.nets.perceptron.LEAST_ROWS", least_rows)
+def test_losses_of_real_numbers_are_the_papers(bootstrap, min_rows, monkeypatch):
+    monkeypatch.setattr("troupe.common.nets.perceptron.MIN_ROWS", min_rows)
     config = SacConfig(
         mlp_units=(8, 5), critics=3, bootstrap=bootstrap, tau=0.3, learning_rate=1e-2,
         deviation_start=0.6, entropy_cost=0.4,

@@ -93,12 +93,12 @@ def without_end(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*row[:3], () if row[4] or row[5] else row[3], *row[4:])
 
 
-def check_all_but_open(got: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], most_open: int) -> None:
+def check_all_but_open(got: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], max_open: int) -> None:
     """Each step once, none that did not happen, and only a few newest of each agent missing."""
     got_count, expected_count = Counter(got), Counter(expected)
     assert not got_count - expected_count, "experience that nobody had"
     missing = list((expected_count - got_count).elements())
-    assert len(missing) <= COPIES * 3 * most_open
+    assert len(missing) <= COPIES * 3 * max_open
     newest: dict[tuple[float, float], list[tuple[Any, ...]]] = {}
     for row in expected:
         newest.setdefault((row[0][0], row[0][3]), []).append(row)
@@ -110,7 +110,7 @@ def check_all_but_open(got: list[tuple[Any, ...]], expected: list[tuple[Any, ...
 def test_every_transition_is_that_of_the_game() -> None:
     rollout, chunks = rollout_of(ApexConfig(**SMALL, n_steps=1, gamma=GAMMA), config())
     expected = [(*row[:4], row[4]) for row in Crowd.seen]
-    check_all_but_open(of_transitions(chunks), expected, most_open=1)
+    check_all_but_open(of_transitions(chunks), expected, max_open=1)
     assert rollout.timing.steps == len(Crowd.seen) < STEPS * 6, "slots that stand idle make no steps"
 
 
@@ -146,7 +146,7 @@ def test_every_unroll_is_of_steps_of_the_game(lstm: int) -> None:
             begun.add(key)
         if key in begun:
             expected.append(row)
-    check_all_but_open(got, expected, most_open=7)
+    check_all_but_open(got, expected, max_open=7)
     assert len(got) > 150
 
 
@@ -155,7 +155,7 @@ def test_every_sequence_is_of_steps_of_the_game(across: bool) -> None:
     sizes = {"sequence_steps": 6, "sequence_period_steps": 3, "burn_in_steps": 2}
     agent = R2d2Config(**MEMORY, **sizes, across_episodes=across)
     _, chunks = rollout_of(agent, config())
-    check_all_but_open(of_sequences(chunks), sorted(Crowd.seen), most_open=9)
+    check_all_but_open(of_sequences(chunks), sorted(Crowd.seen), max_open=9)
 
 
 def test_a_failed_copy_is_discarded_and_the_others_are_not() -> None:

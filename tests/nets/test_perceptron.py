@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from troupe.common.nets.perceptron import LEAST_ROWS, LEAST_WIDTH, Perceptron
+from troupe.common.nets.perceptron import MIN_ROWS, MIN_WIDTH, Perceptron
 from troupe.common.nets.torsos import Style
 
 RELU = Style(activation="relu")
@@ -29,14 +29,14 @@ def gradients(net, x, given):
     return out, given, found
 
 
-@pytest.mark.parametrize("units", [(8, 5), (LEAST_WIDTH + 6, LEAST_WIDTH)], ids=["narrow", "wide"])
+@pytest.mark.parametrize("units", [(8, 5), (MIN_WIDTH + 6, MIN_WIDTH)], ids=["narrow", "wide"])
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("by_input", [False, True])
 def test_gradients_are_those_of_the_layers(units, fixed, by_input):
     torch.manual_seed(0)
-    net = Perceptron(LEAST_WIDTH + 1, units, 2, "values", RELU).requires_grad_(not fixed)
-    x = torch.randn(LEAST_ROWS, LEAST_WIDTH + 1).requires_grad_(by_input)
-    given = torch.randn(LEAST_ROWS, 2)
+    net = Perceptron(MIN_WIDTH + 1, units, 2, "values", RELU).requires_grad_(not fixed)
+    x = torch.randn(MIN_ROWS, MIN_WIDTH + 1).requires_grad_(by_input)
+    given = torch.randn(MIN_ROWS, 2)
     out, of_x, of_layers = gradients(net, x.detach().double().numpy(), given.double().numpy())
     said = net(x)
     np.testing.assert_allclose(said.detach(), out, rtol=1e-4, atol=1e-5)
@@ -51,24 +51,24 @@ def test_gradients_are_those_of_the_layers(units, fixed, by_input):
 
 @pytest.mark.parametrize("at", ["input", "weight"])
 def test_what_is_not_a_number_stays_that(at):
-    net, x = Perceptron(80, (80, 80), 1, "values", RELU), torch.randn(LEAST_ROWS, 80)
+    net, x = Perceptron(80, (80, 80), 1, "values", RELU), torch.randn(MIN_ROWS, 80)
     with torch.no_grad():
         (x if at == "input" else net[0].layers[1].weight)[0] = torch.nan
     assert net(x)[0].isnan()
 
 
 def test_who_looks_at_layers_sees_them_and_changes_nothing():
-    net, x, seen = Perceptron(80, (80, 72), 3, "policy", RELU), torch.randn(LEAST_ROWS, 80), []
+    net, x, seen = Perceptron(80, (80, 72), 3, "policy", RELU), torch.randn(MIN_ROWS, 80), []
     alone = net(x)
     for module in net.modules():
         if isinstance(module, nn.ReLU):
             module.register_forward_hook(lambda module, args, output: seen.append(output))
     torch.testing.assert_close(net(x), alone, rtol=0, atol=0)
-    assert [tuple(each.shape) for each in seen] == [(LEAST_ROWS, 80), (LEAST_ROWS, 72)]
+    assert [tuple(each.shape) for each in seen] == [(MIN_ROWS, 80), (MIN_ROWS, 72)]
 
 
 def test_others_go_layer_by_layer():
-    few, wide = torch.randn(LEAST_ROWS - 1, 80), torch.randn(LEAST_ROWS, 80)
+    few, wide = torch.randn(MIN_ROWS - 1, 80), torch.randn(MIN_ROWS, 80)
     for net, x in (
         (Perceptron(80, (8,), 1, "values", RELU), few),
         (Perceptron(80, (8,), 1, "values", Style(activation="relu", layer_norm=True)), wide),

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from tests.harness import PATIENCE_S, hung_up, until
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import health
-from troupe.common.runtime.http import MOST_CLIENTS, StatusServer
+from troupe.common.runtime.http import MAX_CLIENTS, StatusServer
 
 
 def get(server, path):
@@ -99,7 +99,7 @@ def test_silent_clients_keep_nobody_from_an_answer(monkeypatch):
             silent.append(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
         for _ in range(3):
             assert get(server, "/healthz")[0] == 200  # has a deadline of its own, see `get`
-        until(lambda: _serving() <= MOST_CLIENTS)  # the threads of closed connections end a moment later
+        until(lambda: _serving() <= MAX_CLIENTS)  # the threads of closed connections end a moment later
         assert silent[0].recv(1) == b"", "the oldest was closed"
     finally:
         for each in silent:

@@ -41,7 +41,7 @@ def test_a_service_raises_the_soft_limit_to_the_hard_one(tmp_path):
         import argparse, resource
         from troupe.common.runtime import open_files, startup
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = open_files.MOST if hard < 0 else min(hard, open_files.MOST)
+        wanted = open_files.MAX_OPEN_FILES if hard < 0 else min(hard, open_files.MAX_OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
         print(open_files.raise_limit() == wanted)
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))

@@ -43,7 +43,7 @@ class Ledger:
         self._acked_s: dict[Key, float] = {}
         self.unanswered: dict[tuple[str, int], set[Key]] = defaultdict(set)  # by shard and producer
         self.credit: dict[tuple[str, int], int] = {}
-        self.most_credit: dict[tuple[str, int], int] = defaultdict(int)
+        self.max_credit: dict[tuple[str, int], int] = defaultdict(int)
         self.owner: dict[int, Key | None] = {}  # step number: where it was sent
         self.given: Counter[int] = Counter()  # step numbers in batches that shards have sent
         self.learned_numbers: Counter[int] = Counter()
@@ -164,7 +164,7 @@ class Ledger:
                 self.wrong(f"an insert is refused: {fields}")
             return
         self.credit[key[:2]] = fields["credit"]
-        self.most_credit[key[:2]] = max(self.most_credit[key[:2]], fields["credit"])
+        self.max_credit[key[:2]] = max(self.max_credit[key[:2]], fields["credit"])
 
     def _insert(self, socket: Socket, header: Header, parts: list[bytes]) -> None:
         incarnation = header["f"]["incarnation"]
@@ -181,9 +181,9 @@ class Ledger:
             return
         producer = key[:2]
         waiting = len(self.unanswered[producer])
-        if waiting >= max(1, self.most_credit[producer]):
+        if waiting >= max(1, self.max_credit[producer]):
             self.wrong(
-                f"{waiting + 1} inserts of {producer} are unacknowledged, {self.most_credit[producer]} may"
+                f"{waiting + 1} inserts of {producer} are unacknowledged, {self.max_credit[producer]} may"
             )
         if self.talk.calm and self.credit.get(producer, 1) == 0:
             self.wrong(f"insert {key} is sent without credit")

@@ -110,7 +110,7 @@ class Reader:
 
 @pytest.fixture
 def reader(ctx, monkeypatch):
-    for limit in ("QUIET_PERIOD_S", "MOST_QUIET_PERIOD_S"):
+    for limit in ("QUIET_PERIOD_S", "MAX_QUIET_PERIOD_S"):
         monkeypatch.setattr(intake, limit, intake.PERIOD_S)  # it looks whenever it is due
     return Reader(ctx)
 
@@ -245,10 +245,10 @@ def test_small_frames_are_not_saved_up(reader):
 class Dam:
     """Passes on so many bytes of what a client sends, and everything that it is sent."""
 
-    def __init__(self, endpoint, most_bytes):
+    def __init__(self, endpoint, max_bytes):
         self._target = ("127.0.0.1", int(endpoint.rsplit(":", 1)[1]))
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.broken = threading.Event()
         self._ends = []
@@ -259,16 +259,16 @@ class Dam:
         self._listener.close()
         self._ends = [client, server]
         threading.Thread(target=self._copy, args=(server, client, 1 << 62), daemon=True).start()
-        self._copy(client, server, self._most_bytes)
+        self._copy(client, server, self._max_bytes)
 
-    def _copy(self, source, target, most_bytes):
+    def _copy(self, source, target, max_bytes):
         try:
-            while most_bytes and (data := source.recv(min(most_bytes, 1 << 16))):
+            while max_bytes and (data := source.recv(min(max_bytes, 1 << 16))):
                 target.sendall(data)
-                most_bytes -= len(data)
+                max_bytes -= len(data)
         except OSError:
             pass
-        if most_bytes:
+        if max_bytes:
             self.broken.set()
 
     def close(self):

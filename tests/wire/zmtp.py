@@ -39,14 +39,14 @@ class RawPeer:
         self.tcp.sendall(data)
         self.sent += len(data)
 
-    def flood(self, part: bytes, most_bytes: int, enough: Callable[[], bool] = lambda: False) -> bool:
+    def flood(self, part: bytes, max_bytes: int, enough: Callable[[], bool] = lambda: False) -> bool:
         """Send this frame again and again; whether the connection was cut before so many bytes were sent.
 
         Or before there were `enough`.
         """
         burst = part * max(1, (1 << 18) // len(part))
         try:
-            while self.sent < most_bytes and not enough():
+            while self.sent < max_bytes and not enough():
                 self.send(burst)
         except OSError:
             return True

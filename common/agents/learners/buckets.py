@@ -14,7 +14,7 @@ from troupe.common.agents.learners.hearsay import MisledError, check_all
 if TYPE_CHECKING:
     from troupe.common.agents.learners.reduction import Group
 
-LEAST_BYTES, MOST_BYTES = 1 << 20, 1 << 22
+MIN_BYTES, MAX_BYTES = 1 << 20, 1 << 22
 """Of a part, where parameters permit. Each message costs round trips and wakes every learner, so there are
 few of them; each is half of what is left, so that the last one, which no computation hides, is small."""
 
@@ -135,7 +135,7 @@ def parts_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     for parameter in reversed(parameters):
         if parameter.nbytes > room:
             parts.append([])
-            room = min(max(left // 2, LEAST_BYTES), MOST_BYTES)
+            room = min(max(left // 2, MIN_BYTES), MAX_BYTES)
         parts[-1].append(parameter)
         room -= parameter.nbytes
         left -= parameter.nbytes

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 WARM_UPS = 3
 """Updates of one kind before it is recorded: kernels are chosen, and the optimiser makes its state."""
-MOST_GRAPHS = 4
+MAX_GRAPHS = 4
 """Kinds of updates that are recorded. Each graph keeps its memory; others are launched kernel by kernel."""
 
 
@@ -78,7 +78,7 @@ class GraphedUpdates:
         key = agent.learner.branch, tuple((name, *_form(each)) for name, each in told.items())
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= MOST_GRAPHS:
+            if len(self._kinds) >= MAX_GRAPHS:
                 return agent.updated(batch, told)
             self._seen[key] += 1
             if agent.device.type == "cuda" and self._seen[key] <= WARM_UPS:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from troupe.common.errors import TroupeError
 
-MOST_ROWS = 1 << 20
+MAX_ROWS = 1 << 20
 """Items in a share, and entries in a window."""
-MOST_COUNT = 1 << 40
+MAX_COUNT = 1 << 40
 """Samples of which one learner tells mean and variance, or the weight of a mean."""
-MOST_MEAN, MOST_VARIANCE = 1e15, 1e30
+MAX_MEAN, MAX_VARIANCE = 1e15, 1e30
 """Their squares and sums are numbers of float32. Stored numbers are within 10^9."""
 
 
@@ -46,11 +46,11 @@ def is_count(numbers: np.ndarray, most: float) -> np.ndarray:
     return sound
 
 
-def check_shares(table: np.ndarray, most_rows: int, most_window: int) -> None:
+def check_shares(table: np.ndarray, max_rows: int, max_window: int) -> None:
     """Look at rows and window of each share, the first columns of float64 `[learners, n]`."""
     check_all(np.isfinite(table).all(1), "sent numbers that are not finite")
-    check_all(is_count(table[:, 0], most_rows), f"sent a row count outside 0 to {most_rows:,}")
-    check_all(is_count(table[:, 1], most_window), f"sent an item length outside 0 to {most_window:,} entries")
+    check_all(is_count(table[:, 0], max_rows), f"sent a row count outside 0 to {max_rows:,}")
+    check_all(is_count(table[:, 1], max_window), f"sent an item length outside 0 to {max_window:,} entries")
 
 
 def check_moments(counts: Tensor, means: Tensor, variances: Tensor) -> None:
@@ -59,12 +59,12 @@ def check_moments(counts: Tensor, means: Tensor, variances: Tensor) -> None:
     NaN from rank 0 is let through: training has diverged there, and it says so itself.
     """
     count, mean, variance = (each.cpu().numpy() for each in (counts, means, variances))
-    check_all(is_count(count, MOST_COUNT), f"sent a sample count outside 0 to {MOST_COUNT:,}")
-    right = (np.abs(mean) <= MOST_MEAN).all(1) & ((variance >= 0) & (variance <= MOST_VARIANCE)).all(1)
+    check_all(is_count(count, MAX_COUNT), f"sent a sample count outside 0 to {MAX_COUNT:,}")
+    right = (np.abs(mean) <= MAX_MEAN).all(1) & ((variance >= 0) & (variance <= MAX_VARIANCE)).all(1)
     right[0] |= not (np.isfinite(mean[0]).all() and np.isfinite(variance[0]).all())
     check_all(right | (count == 0), "sent impossible statistics of samples")
 
 
 def check_weights(weights: Tensor) -> None:
     """Look at what means weigh, `[learners, n]`."""
-    check_all(np.all(is_count(weights.cpu().numpy(), MOST_COUNT), axis=1), "sent an impossible weight")
+    check_all(np.all(is_count(weights.cpu().numpy(), MAX_COUNT), axis=1), "sent an impossible weight")

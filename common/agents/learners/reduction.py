@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from troupe.common.agents.learners.buckets import Buckets
 from troupe.common.agents.learners.hearsay import (
-    MOST_ROWS,
+    MAX_ROWS,
     check_moments,
     check_shares,
     check_weights,
@@ -55,16 +55,16 @@ class Reduction:
         group: Group | None = None,
         *,
         bfloat16: bool = False,
-        most_rows: int = MOST_ROWS,
-        most_window: int = MOST_ROWS,
+        max_rows: int = MAX_ROWS,
+        max_window: int = MAX_ROWS,
     ) -> None:
         """Of the learners of `group`.
 
         Args:
             group: None: this learner is the only one.
             bfloat16: gradients travel, and are summed, in half the bytes.
-            most_rows: of a share.
-            most_window: entries of an item.
+            max_rows: of a share.
+            max_window: entries of an item.
         """
         self.alone = group is None
         self._dtype = torch.bfloat16 if bfloat16 else torch.float32
@@ -72,7 +72,7 @@ class Reduction:
         self._group = group
         self.rows_of: list[int] = []
         self._window = self._longest = 0
-        self._most = most_rows, most_window
+        self._most = max_rows, max_window
         self._buckets: dict[tuple[int, ...], Buckets] = {}  # one for each optimiser
 
     def exchange(self, rows: int, window: int = 0, said: Sequence[float] = ()) -> np.ndarray:

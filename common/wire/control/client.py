@@ -27,7 +27,7 @@ __all__ = ["ControlClient", "Games", "Params", "RunState", "Welcome"]
 
 _log = logging.getLogger(__name__)
 
-REPORT_S, MOST_REPORT_S = 2.0, 10.0
+REPORT_S, MAX_REPORT_S = 2.0, 10.0
 """How often an actor reports: with every second HEARTBEAT, within these limits."""
 
 # Minutes of reports: enough for a learner that restarts, and a bound for one that does not.
@@ -295,7 +295,7 @@ class ControlClient:
     @property
     def report_s(self) -> float:
         """How often to report where many may do so: the learner says how often it wants to hear."""
-        return min(max(REPORT_S, 2 * self._membership.heartbeat_s), MOST_REPORT_S)
+        return min(max(REPORT_S, 2 * self._membership.heartbeat_s), MAX_REPORT_S)
 
     def send_telemetry(
         self,

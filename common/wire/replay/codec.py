@@ -23,7 +23,7 @@ from troupe.common.wire import messages, types
 from troupe.common.wire.body import Array, Body
 from troupe.common.wire.codec import DTYPES, Dtype, Message, WireError
 
-LEAST_PROBABILITY = 1e-20
+MIN_PROBABILITY = 1e-20
 """Nobody meets an item that is less likely; one that is said to be would make all others weigh nothing."""
 MAX_TOTAL_PRIORITY = 1e60
 """Far above what a full table of the largest priorities adds up to; sums over shards stay finite."""
@@ -271,7 +271,7 @@ def decode_batch(
     """
     body = messages.Batch.of(message)
     least, most = float(body.probabilities.min()), float(body.probabilities.max())
-    if not LEAST_PROBABILITY <= least <= most <= 1 + 1e-6:  # nor NaN
+    if not MIN_PROBABILITY <= least <= most <= 1 + 1e-6:  # nor NaN
         raise WireError("bad_batch", f"probabilities from {least:g} to {most:g}")
     count = len(body.lengths)
     given = [Share(body.table, count, body.table_items, body.total_priority)]

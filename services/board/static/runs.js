@@ -17,7 +17,7 @@ const COLUMNS = [
   ["changed_s", "Written", (run) => (run.changed_s ? Board.ago(run.changed_s) : ""), true],
 ];
 const FIRST_ROWS = 100;
-const MOST_CHOSEN = 200;
+const MAX_CHOSEN = 200;
 
 // Of two values: what is not there comes last, whichever way is up.
 Board.compare = (a, b, sign) => {
@@ -73,11 +73,11 @@ Board.Runs = ({runs, sweeps, byId, complete, tick, chosen, choose, shown, change
   const selected = useMemo(() => [...chosen].filter((id) => byId.has(id)), [chosen, byId]);
   const toggle = (id, on) => {
     const next = new Set(chosen);
-    if (on && next.size < MOST_CHOSEN) next.add(id);
+    if (on && next.size < MAX_CHOSEN) next.add(id);
     else next.delete(id);
     choose(next);
   };
-  const all = found.slice(0, MOST_CHOSEN).every((run) => chosen.has(run.id)) && found.length > 0;
+  const all = found.slice(0, MAX_CHOSEN).every((run) => chosen.has(run.id)) && found.length > 0;
   const heads = COLUMNS.map(([name, label, , isNumber]) => html`<th scope="col" class=${isNumber ? "number" : ""}
     aria-sort=${order[0] === name ? (order[1] > 0 ? "ascending" : "descending") : "none"}>
     <button class="sort" onClick=${() => setOrder([name, order[0] === name ? -order[1] : isNumber ? -1 : 1])}>${label}${order[0] === name ? (order[1] > 0 ? " ▴" : " ▾") : ""}</button></th>`);
@@ -99,7 +99,7 @@ Board.Runs = ({runs, sweeps, byId, complete, tick, chosen, choose, shown, change
         ${!Board.isExport && html`<button class="plain" onClick=${() => choose(new Set())}>None</button>`}</div>
       <div class="scroll"><table class="runs"><thead><tr>
         <th scope="col"><input type="checkbox" aria-label="show all that the filter leaves" checked=${all} disabled=${Board.isExport}
-          onChange=${(event) => choose(new Set(event.target.checked ? found.slice(0, MOST_CHOSEN).map((run) => run.id) : []))}/></th>${heads}</tr></thead>
+          onChange=${(event) => choose(new Set(event.target.checked ? found.slice(0, MAX_CHOSEN).map((run) => run.id) : []))}/></th>${heads}</tr></thead>
         <tbody>${rows}</tbody></table></div>
       ${found.length > most && html`<p><button class="plain" onClick=${() => setMost(found.length)}>Show all ${found.length}</button></p>`}
       ${!runs.length && html`<p class="dim">${complete ? "There is no run in these directories yet." : "Reading."}</p>`}

@@ -19,14 +19,14 @@ ASKS_S = 1.5
 """One that waits gets no seat where it has not asked for so long: it may have died, or hang."""
 OWN = -1
 """Stands for the learner that has the run: no process has this as its incarnation."""
-MOST_CLAIMED = 1 << 52
+MAX_CLAIMED = 1 << 52
 """More than there ever are: one that claims to have left a later one would leave no numbers for the next."""
-PAUSE_S, MOST_PAUSES = 30.0, 6
+PAUSE_S, MAX_PAUSES = 30.0, 6
 """How long a learner is left out that twice got a seat and did not come, or that said what cannot be; doubled
 so many times at most."""
 
 
-MOST_UNREACHED = 3
+MAX_UNREACHED = 3
 """A learner that could not connect to so many, one after the other, as it says, is left out itself."""
 
 
@@ -72,7 +72,7 @@ class Epochs:
 
         Raises RefusedError for an epoch that cannot have been.
         """
-        if ended > max(self._newest, MOST_CLAIMED):
+        if ended > max(self._newest, MAX_CLAIMED):
             raise RefusedError(messages.REFUSED_CLAIM, f"there was never an epoch {ended}")
         seat = self._coming.get(incarnation)
         if seat is not None and seat.epoch > ended:
@@ -171,13 +171,13 @@ class Epochs:
             unreached = self._unreached[incarnation]
             # One at a time: of several who were to come at once, one may have kept it from the others.
             unreached.update([comer for comer in self.comers if comer not in unreached][:1])
-            if len(unreached) >= MOST_UNREACHED:
+            if len(unreached) >= MAX_UNREACHED:
                 blamed = True
                 for comer in self._unreached.pop(incarnation):
                     self._failures.pop(comer, None)
                     self._paused_until_s.pop(comer, None)
                 self._lies[incarnation] += 1
-                why = f"could not connect to {MOST_UNREACHED} others in a row"
+                why = f"could not connect to {MAX_UNREACHED} others in a row"
                 self._pause(incarnation, seat, self._lies[incarnation] - 1, now_s, why)
         return blamed
 
@@ -219,7 +219,7 @@ class Epochs:
         """Leave a learner out, for the time `again`, from 0; below 0: not yet."""
         if again < 0:
             return
-        pause_s = PAUSE_S * 2 ** min(again, MOST_PAUSES)
+        pause_s = PAUSE_S * 2 ** min(again, MAX_PAUSES)
         self._paused_until_s[incarnation] = now_s + pause_s
         line = "a learner of epoch %d %s: left out for %.0f s"
         _log.warning(line, seat.epoch, why, pause_s)

@@ -334,7 +334,7 @@ class Roster:
         if wanted and most <= 0:
             raise RefusedError(
                 messages.NO_SLOTS,
-                f"actors with the key of {peer.name} hold all {self.rules.most_per_key} slots that one key "
+                f"actors with the key of {peer.name} hold all {self.rules.max_per_key} slots that one key "
                 "may have",
             )
         wanted = min(wanted, most)

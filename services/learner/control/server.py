@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 BURST = 256
 """Messages served before those that are silent are looked for."""
-MANY_MEMBERS, GATHER_S, MOST_GATHER_S = 32, 0.00015, 0.02
+MANY_MEMBERS, GATHER_S, MAX_GATHER_S = 32, 0.00015, 0.02
 """With more members, messages are left to gather after some were served, for so long times the members, and
 at most so long: to be woken for each costs more than to serve it. With fewer, an answer sooner is worth
 more."""
@@ -266,7 +266,7 @@ class ControlServer:
                     with self._lock:
                         self._handlers.expire()
                     if 0 < served < BURST and (members := self._roster.members) > MANY_MEMBERS:
-                        system.sleep(min(GATHER_S * members, MOST_GATHER_S))
+                        system.sleep(min(GATHER_S * members, MAX_GATHER_S))
                 except zmq.ContextTerminated:
                     return
                 except Exception:

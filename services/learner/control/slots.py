@@ -15,12 +15,12 @@ class SlotRules:
     Attributes:
         total: how many there are.
         spread: lease them evenly from all that are free, not the lowest; see `FreeSlots`.
-        most_per_key: how many actors with one key hold together at most; 0 for any number.
+        max_per_key: how many actors with one key hold together at most; 0 for any number.
     """
 
     total: int
     spread: bool = False
-    most_per_key: int = 0
+    max_per_key: int = 0
 
 
 class FreeSlots:
@@ -38,9 +38,9 @@ class FreeSlots:
 
     def most(self, key: str, own: int) -> int:
         """How many slots an actor with this key may have that has `own` ones now."""
-        if not (key and self._rules.most_per_key):
+        if not (key and self._rules.max_per_key):
             return self._rules.total
-        return min(self._rules.total, self._rules.most_per_key - self._held[key] + own)
+        return min(self._rules.total, self._rules.max_per_key - self._held[key] + own)
 
     def choose(self, wanted: int, preferred: Sequence[int], own: Sequence[int]) -> list[int]:
         """Up to `wanted` slots, ascending, of those that are free and its `own`; first `preferred` ones."""

@@ -25,7 +25,7 @@ PATIENCE_S = 30.0
 """How long the next group may take to connect, or one update if that is longer: nobody else can join then."""
 HURRY_S = 2.0
 """The same where one of those who connect asks to be let go: it waits for some seconds only."""
-MOST_EPOCHS = 1 << 53
+MAX_EPOCHS = 1 << 53
 
 
 class Step(IntEnum):
@@ -147,7 +147,7 @@ class Change:
         """Take in what all have said `[learners, 6]`; the step to take. Raises MisledError."""
         steps, epochs, sizes, *flags = table.T
         check_all(is_count(steps, max(Step)), "sent an unknown step")
-        check_all(is_count(epochs, MOST_EPOCHS) & is_count(sizes, MAX_LEARNERS), "sent an impossible epoch")
+        check_all(is_count(epochs, MAX_EPOCHS) & is_count(sizes, MAX_LEARNERS), "sent an impossible epoch")
         for flag in flags:
             check_all(is_count(flag, 1), "sent neither yes nor no")
         step = Step(int(steps[0]))

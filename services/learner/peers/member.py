@@ -31,7 +31,7 @@ from troupe.services.learner.saving.counters import RunCounters
 
 _log = logging.getLogger(__name__)
 
-FAREWELL_S, FAREWELL_UPDATES, MOST_FAREWELL_S = 10.0, 5, 40.0
+FAREWELL_S, FAREWELL_UPDATES, MAX_FAREWELL_S = 10.0, 5, 40.0
 """How long it waits for the others to go on without it, and for so many updates: all learn meanwhile. No
 longer than that: who has asked for the end kills it in the end."""
 POLL_S = 0.25
@@ -54,7 +54,7 @@ class Rounds:
 
     def leave(self, let_go: Callable[[], bool]) -> None:
         """Go on until the others `let_go`, or that takes far longer than the last updates tell."""
-        farewell = Deadline(min(FAREWELL_S + FAREWELL_UPDATES * max(self._took_s), MOST_FAREWELL_S))
+        farewell = Deadline(min(FAREWELL_S + FAREWELL_UPDATES * max(self._took_s), MAX_FAREWELL_S))
         while not (let_go() or farewell.expired):
             self.learn()
 

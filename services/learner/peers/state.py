@@ -18,9 +18,9 @@ from troupe.common.errors import CheckpointError, TroupeError
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
 from troupe.services.learner.saving.counters import RunCounters
 
-MOST_TIMES_OWN = 16
+MAX_TIMES_OWN = 16
 """A state is at most so many times as large as that of a learner that has not learned yet."""
-MOST_COUNTED = 1 << 53
+MAX_COUNTED = 1 << 53
 """Updates, versions and steps of a run."""
 
 
@@ -40,7 +40,7 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
     digest = _digest(own)
     told = torch.tensor([counters.updates, counters.version, len(own)])
     table = torch.stack(group.gather(torch.cat([told, digest])))
-    counted = is_count(table[:, :2].numpy(), MOST_COUNTED)
+    counted = is_count(table[:, :2].numpy(), MAX_COUNTED)
     check_all(np.all(counted, axis=1), "sent an impossible number of updates")
     source = int(table[:, 0].argmax())  # the first of them
     # Versions are the owner's to count, and never go back: services would take newer weights for old ones.
@@ -48,7 +48,7 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
     size, wanted = int(table[source, 2]), table[source, 3:]
     if bool((table[:, 3:] == wanted).all()):
         return False
-    most = MOST_TIMES_OWN * (len(own) + (1 << 20))
+    most = MAX_TIMES_OWN * (len(own) + (1 << 20))
     if not 0 < size <= most:
         raise _refused(source, f"has a state of {size:,} bytes, and this one has {len(own):,}")
     buffer = own if group.rank == source else torch.empty(size, dtype=torch.uint8)
@@ -120,7 +120,7 @@ def _parsed(data: np.ndarray) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]
 
 
 def _count(number: Any) -> float:
-    if not isinstance(number, int | float) or not 0 <= number <= MOST_COUNTED:
+    if not isinstance(number, int | float) or not 0 <= number <= MAX_COUNTED:
         raise ValueError(f"the number {number!r:.100}")
     return number
 

@@ -25,16 +25,16 @@ from troupe.services.learner.saving.counters import RunCounters
 
 _log = logging.getLogger(__name__)
 
-MOST_UPDATES = 1 << 53
+MAX_UPDATES = 1 << 53
 """Of a run, and of its versions."""
-MOST_BETA = 100.0
-MOST_TIMES_BATCH = 16
+MAX_BETA = 100.0
+MAX_TIMES_BATCH = 16
 """A share is at most so many times a batch: the owner may have begun again with a larger one."""
 _CHANGE = 5
 """Columns of what learners say before each update; what is said of the next epoch follows."""
 ASK_S = 0.1
 """How long one call waits for a seat, or for others to come to theirs."""
-MOST_TIMES_TIMEOUT = 10
+MAX_TIMES_TIMEOUT = 10
 """Who comes waits for the others so many times as long as they do for each other: an update may be long."""
 
 
@@ -132,8 +132,8 @@ class Team:
         self._behind = 0  # that update's number
         self._nothing: Batch | None = None
         self._told = 0.0, 0.0  # progress and beta, as the owner said last
-        self._most_rows = MOST_TIMES_BATCH * rules.batch_rows
-        self._most_steps = self._most_rows * agent.item_steps[1]
+        self._max_rows = MAX_TIMES_BATCH * rules.batch_rows
+        self._most_steps = self._max_rows * agent.item_steps[1]
         # Before anybody waits for it: the first optimiser of a process imports much of torch.
         if not rules.owner:
             agent.state()
@@ -237,8 +237,8 @@ class Team:
             (progress >= 0)
             & (progress <= 1)
             & (beta >= 0)
-            & (beta <= MOST_BETA)
-            & is_count(version, MOST_UPDATES)
+            & (beta <= MAX_BETA)
+            & is_count(version, MAX_UPDATES)
             & (version >= self._counters.version)
         )
         if not told[0]:
@@ -316,7 +316,7 @@ class Team:
         """Exchange with the others what the end of the epoch takes."""
         timeout_s = self._rules.timeout_s
         patient = self._seats.silent_s() is not None  # else none of them has an epoch
-        group.wait_at_most(timeout_s * (MOST_TIMES_TIMEOUT if patient else 1))
+        group.wait_at_most(timeout_s * (MAX_TIMES_TIMEOUT if patient else 1))
         self._seats.begun(group, seat)
         group.wait_at_most(timeout_s)
 
@@ -357,7 +357,7 @@ class Team:
         if self._group is None:
             self._with(ALONE)
         else:
-            most = {"most_rows": self._most_rows, "most_window": self._agent.item_steps[1]}
+            most = {"max_rows": self._max_rows, "max_window": self._agent.item_steps[1]}
             self._with(Reduction(self._group, bfloat16=self._rules.bfloat16, **most))
             changed = equalize(self._group, self._agent, self._counters)
         left = self._change.begin(seat.learners)

@@ -26,7 +26,7 @@ MAX_FIRST_ID = 1 << 52
 
 _HEADER = 8
 # Of a count.
-_MOST = 2**53
+_MAX_COUNT = 2**53
 
 
 def table_files(name: str, slots: int) -> dict[str, int]:
@@ -84,7 +84,7 @@ class ItemFiles:
         whole = np.delete(counts, 2)  # all but the ratio
         return bool(
             np.all(np.isfinite(values))
-            and np.all((counts >= 0) & (counts <= _MOST))
+            and np.all((counts >= 0) & (counts <= _MAX_COUNT))
             and np.all(whole == np.floor(whole))
             and values[4] >= 1  # `min_items` is always there
         )

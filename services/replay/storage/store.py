@@ -71,13 +71,13 @@ class ChunkStore:
         specs: Sequence[FieldSpec],
         budget_bytes: int,
         max_chunks: int,
-        most_entries: Mapping[str, int],
+        max_entries: Mapping[str, int],
     ) -> None:
-        """Map the files; `most_entries`, by field, may not change while they exist."""
+        """Map the files; `max_entries`, by field, may not change while they exist."""
         self.specs = tuple(specs)
         self._folder = pager.folder
         self.columns: dict[str, Column] = {
-            spec.name: make_column(spec, number, pager, budget_bytes, most_entries[spec.name])
+            spec.name: make_column(spec, number, pager, budget_bytes, max_entries[spec.name])
             for number, spec in enumerate(self.specs)
         }
         lanes = [lane for column in self.columns.values() for lane in column.lanes]

@@ -6,7 +6,7 @@ import pytest
 
 from troupe.common.errors import ConfigError, RefusedError
 from troupe.common.wire.types import MAX_LEARNERS
-from troupe.services.learner.control.epochs import ASKS_S, MOST_CLAIMED, PATIENCE_S, PAUSE_S, Epochs
+from troupe.services.learner.control.epochs import ASKS_S, MAX_CLAIMED, PATIENCE_S, PAUSE_S, Epochs
 from troupe.services.learner.peers import change
 
 JUST_NOW = math.inf
@@ -122,8 +122,8 @@ def test_an_epoch_that_cannot_have_been_is_refused_and_leaves_the_others_theirs(
 
 def test_the_latest_epoch_that_one_can_claim_leaves_numbers_that_learners_can_tell_each_other():
     epochs = Epochs()
-    epochs.asked(7, MOST_CLAIMED, JUST_NOW)
-    assert epochs.formed([7], 0.0, meeting).epoch + 1000 < change.MOST_EPOCHS
+    epochs.asked(7, MAX_CLAIMED, JUST_NOW)
+    assert epochs.formed([7], 0.0, meeting).epoch + 1000 < change.MAX_EPOCHS
 
 
 def test_no_more_get_a_seat_than_there_may_be():

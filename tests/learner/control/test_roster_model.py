@@ -16,8 +16,8 @@ SLOTS, HEARTBEAT_S, LIVENESS_S = 12, 1.0, 10.0
 class Naive:
     """Who is there, in a list; what is asked is worked out from that."""
 
-    def __init__(self, spread: bool, most_per_key: int) -> None:
-        self.spread, self.most_per_key = spread, most_per_key
+    def __init__(self, spread: bool, max_per_key: int) -> None:
+        self.spread, self.max_per_key = spread, max_per_key
         self.peers: list[Peer] = []
 
     def grant(self, peer: Peer, wanted: int, preferred: list[int], now_s: float) -> list[int] | None:
@@ -25,8 +25,8 @@ class Naive:
         taken = {slot for other in others for slot in other.slots}
         free = [slot for slot in range(SLOTS) if slot not in taken]
         share = SLOTS
-        if peer.key and self.most_per_key:
-            share = self.most_per_key - sum(len(other.slots) for other in others if other.key == peer.key)
+        if peer.key and self.max_per_key:
+            share = self.max_per_key - sum(len(other.slots) for other in others if other.key == peer.key)
             if wanted and share <= 0:
                 return None
         wanted = min(wanted, SLOTS, share)
@@ -67,7 +67,7 @@ def check(roster: Roster, naive: Naive, budget: StepBudget) -> None:
 @settings(max_examples=300, deadline=None)
 @given(
     spread=st.booleans(),
-    most_per_key=st.sampled_from([0, 5]),
+    max_per_key=st.sampled_from([0, 5]),
     moves=st.lists(
         st.tuples(
             st.sampled_from(["join", "join", "again", "seen", "leave", "wait"]),
@@ -80,10 +80,10 @@ def check(roster: Roster, naive: Naive, budget: StepBudget) -> None:
         max_size=50,
     ),
 )
-def test_whoever_comes_and_goes_a_roster_is_as_a_naive_one(spread, most_per_key, moves):
+def test_whoever_comes_and_goes_a_roster_is_as_a_naive_one(spread, max_per_key, moves):
     budget = StepBudget()
-    roster = Roster(SlotRules(SLOTS, spread, most_per_key), HEARTBEAT_S, LIVENESS_S, budget)
-    naive, now_s, processes, past = Naive(spread, most_per_key), 0.0, 0, {}
+    roster = Roster(SlotRules(SLOTS, spread, max_per_key), HEARTBEAT_S, LIVENESS_S, budget)
+    naive, now_s, processes, past = Naive(spread, max_per_key), 0.0, 0, {}
     for move, number, wanted, held, key, pause_s in moves:
         name = ("actor-1", "actor-2", "actor-3", "replay-1")[number]
         role = name.partition("-")[0]

@@ -85,7 +85,7 @@ def blamed(error, *ranks):
 @pytest.mark.parametrize("rows", [NAN, INFINITE, -1.0, 0.5, 1e6])
 def test_a_share_that_cannot_be(together, rows):
     error, _ = together(
-        lambda group: Reduction(group, most_rows=100, most_window=10).exchange(3, 5), says([rows, 5])
+        lambda group: Reduction(group, max_rows=100, max_window=10).exchange(3, 5), says([rows, 5])
     )
     assert blamed(error, 1)
 
@@ -93,7 +93,7 @@ def test_a_share_that_cannot_be(together, rows):
 @pytest.mark.parametrize("said", [[3, 1e12, 0], [3, -1, 0], [3, 5, NAN]])
 def test_a_window_or_a_number_that_cannot_be(together, said):
     error, _ = together(
-        lambda group: Reduction(group, most_rows=100, most_window=10).exchange(3, 5, [0.0]), says(said)
+        lambda group: Reduction(group, max_rows=100, max_window=10).exchange(3, 5, [0.0]), says(said)
     )
     assert blamed(error, 1)
 

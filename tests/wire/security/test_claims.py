@@ -283,7 +283,7 @@ def test_only_actors_get_slots(serve, connect, secured, role):
 
 
 def test_the_slots_of_one_key_are_bounded(serve, connect, secured, second_actor):
-    server = serve(security=secured("learner"), most_per_key=5, liveness_s=60.0)
+    server = serve(security=secured("learner"), max_per_key=5, liveness_s=60.0)
     assert len(connect(server, "actor-0", slots_wanted=4, security=secured("actor")).join(60).slots) == 4
     assert len(connect(server, "actor-1", slots_wanted=4, security=secured("actor")).join(60).slots) == 1
     third = connect(server, "actor-2", slots_wanted=4, security=secured("actor"))
