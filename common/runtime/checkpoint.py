@@ -364,10 +364,15 @@ def steps_of(path: Path) -> int:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints (0 keeps all)."""
+    """Remove all but the `keep` newest checkpoints (0 keeps all).
+
+    Those with more steps than the one written last go first: the run went back to an earlier one, so they are
+    damaged, or of a future that it has given up.
+    """
     if keep <= 0:
         return
-    for path in list(newest_first(directory))[keep:]:
+    found = list(newest_first(directory))
+    for path in sorted(found, key=lambda path: _order(path) > _order(found[0]))[keep:]:
         # Renamed first, so that a half-removed checkpoint can never be taken for a damaged one.
         doomed = path.with_name(f"{_TEMPORARY}{path.name}")
         try:

@@ -20,6 +20,7 @@ from troupe.common.runtime.checkpoint import (
     load_newest,
     newest_first,
     save_checkpoint,
+    steps_of,
 )
 
 OLD = {"weights": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(7, np.int64)}
@@ -105,6 +106,18 @@ def test_a_run_that_went_back_resumes_from_what_it_wrote_last(tmp_path):
     assert load_newest(tmp_path).arrays["count"] == 8
     (tmp_path / LATEST).unlink()  # without the hint the largest step wins
     assert load_newest(tmp_path).arrays["count"] == 7
+
+
+def test_a_run_that_went_back_keeps_what_is_whole_rather_than_what_is_damaged(tmp_path):
+    for steps in (100, 200, 300):
+        save(tmp_path, OLD, steps, keep=3)
+    for path in list(newest_first(tmp_path))[:2]:
+        (path / "arrays.safetensors").write_bytes(b"")
+    for steps in (110, 120):
+        newest = save(tmp_path, NEW, steps, keep=3)
+    assert [steps_of(path) for path in newest_first(tmp_path)] == [120, 110, 100]
+    (newest / "meta.json").unlink()
+    assert load_newest(tmp_path).path.name == "step-000000000110"
 
 
 @pytest.mark.parametrize(
