@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -39,6 +40,7 @@ _STATUS_KINDS: dict[str, Any] = {
 }
 # An empty file can be made on a full disk.
 _PROBE_BYTES = 1 << 16
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")
 
 
 def lock_file(path: Path, refusal: str, *, shared: bool = False) -> IO[str]:
@@ -121,6 +123,12 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
     if durable:
         # The name is the directory's data: without this a power cut may leave the old one.
         fsync_path(path.parent)
+
+
+def meant(name: str) -> str:
+    """The file that `name` was to become, where a process killed in `atomic_write` left it; else `name`."""
+    left = _TEMPORARY.fullmatch(name)
+    return left[1] if left else name
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from troupe.common.data.format import SIGNATURE_FILE, load_signature
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import lock_file
+from troupe.common.runtime.files import lock_file, meant
 from troupe.common.wire.replay.files import TOKEN_FILE
 from troupe.services.replay.storage.opened import FAILED_SYNC_FILE, IN_USE, OPENED_FILE
 from troupe.services.replay.storage.snapshot import RESTORED_FILE
@@ -49,7 +49,7 @@ def _own_files(folder: Path, tables: Collection[str]) -> list[Path]:
     own |= {f"{spec.name}.{suffix}" for spec in specs for suffix in _OF_FIELD}
     files = [path for path in folder.iterdir() if not path.is_dir() and path.name != "lock"]
     # Refused as a whole: a mistyped --data-dir may be somebody's home, of which nothing must go.
-    foreign = sorted(path.name for path in files if path.name not in own)
+    foreign = sorted(path.name for path in files if meant(path.name) not in own)
     if saved is None:
         # A shard that died in its first insert has made files for fields that it had not noted yet. They are
         # used again as they are, so they may stay.
@@ -59,4 +59,4 @@ def _own_files(folder: Path, tables: Collection[str]) -> list[Path]:
             f"{folder} cannot be emptied, for it holds files that replay did not write "
             f"({', '.join(foreign[:3])}): choose another --data-dir"
         )
-    return [path for path in files if path.name in own]
+    return [path for path in files if meant(path.name) in own]

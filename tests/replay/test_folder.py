@@ -1,6 +1,8 @@
 """A volatile shard empties its folder, and only its folder."""
 
 import fcntl
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -84,6 +86,26 @@ def test_fields_that_were_not_noted_yet_are_no_obstacle(tmp_path):
     clear(tmp_path)
     assert names(tmp_path) == {"lock", "action.raw", "action.sums"}
     fill(tmp_path)
+
+
+NOTES = """
+import os, sys
+from pathlib import Path
+from troupe.services.replay.storage.opened import Opened
+
+os.fsync = lambda file: os.kill(os.getpid(), 9)
+Opened(Path(sys.argv[1])).write("process")
+"""
+
+
+def test_a_note_that_a_killed_shard_was_writing_is_no_obstacle(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "opened.json").unlink()
+    killed = subprocess.run([sys.executable, "-c", NOTES, tmp_path], check=False)
+    assert killed.returncode == -9
+    assert any(name.endswith(".tmp") for name in names(tmp_path))
+    clear(tmp_path)
+    assert names(tmp_path) == {"lock"}
 
 
 def ids_of(folder):

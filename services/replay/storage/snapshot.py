@@ -25,7 +25,7 @@ from troupe.common import system
 from troupe.common.data.format import RECORDS_FILE, SIGNATURE_FILE, check_run, fence
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import CheckpointError, ConfigError, TroupeError
-from troupe.common.runtime.files import made_whole
+from troupe.common.runtime.files import atomic_write, made_whole
 from troupe.services.replay.storage.destinations import Destination, open_destination
 from troupe.services.replay.storage.opened import check_capacities
 from troupe.services.replay.storage.replay import Replay
@@ -216,7 +216,8 @@ def restore_snapshot(
                 say(f"restoring {name} ({size >> 20} MiB)")
                 _copy(origin, name, size, digest, temporary)
             record = {"source": source, "manifest_sha256": _sum(text)}
-            (temporary / RESTORED_FILE).write_text(json.dumps(record))
+            # Last, and forced to the disk with all names: a power cut leaves the folder whole, or none.
+            atomic_write(temporary / RESTORED_FILE, json.dumps(record).encode())
             if folder.exists():
                 for path in folder.iterdir():
                     path.unlink()

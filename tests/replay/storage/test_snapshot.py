@@ -21,6 +21,7 @@ from tests.replay.storage.replays import (
     several,
     simple,
 )
+from tests.runtime.power import Disk
 from troupe.common.data.inserts import HeldError
 from troupe.common.data.table_config import parse_table
 from troupe.common.errors import CheckpointError, ConfigError
@@ -279,6 +280,25 @@ def test_other_tables_are_refused_before_anything_is_copied(tmp_path, monkeypatc
             )
         assert "\n" not in str(error.value)
     assert {path.name for path in tmp_path.iterdir()} == {"here", "snapshot"}
+
+
+def test_a_power_cut_after_a_restore_leaves_it_whole_or_to_be_done_again(tmp_path, monkeypatch):
+    """The command that starts the shard again has `--restore` as well."""
+    replay, source = open_tables(tmp_path / "here"), str(tmp_path / "snapshot")
+    fill(replay)
+    take(replay, source)
+    disk = Disk(tmp_path / "disk")
+    with monkeypatch.context() as patch:
+        disk.watch(patch)
+        restore_snapshot(source, disk.root / "there")
+    rng = np.random.default_rng(0)
+    for trial in range(8):
+        place = tmp_path / f"cut-{trial}"
+        disk.cut(len(disk.events), place, lambda n: int(rng.integers(n)))
+        assert restore_snapshot(source, place / "there") in (None, 520)
+        copy = open_tables(place / "there")
+        assert copy.restored_items == 520
+        copy.close()
 
 
 def test_a_restored_folder_is_known_by_the_snapshot_that_it_was_made_from(tmp_path):
