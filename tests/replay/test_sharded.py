@@ -1,6 +1,7 @@
 """Several shards as one: what is sampled, with which probabilities, and what happens when one dies."""
 
 import logging
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import zmq
 
 from tests.harness import Shard, insert, until
 from tests.replay.shards import TABLE, chunk, fill
+from troupe.common.data.table_config import parse_table
 from troupe.common.errors import PeerError
 from troupe.common.wire import link, sockets
 from troupe.common.wire.codec import WireError
@@ -208,6 +210,37 @@ def test_a_shard_dies_and_returns(context, start, connect):
     fill(context, third, np.full(50, 1), np.ones(50))
     client.set_shards([shards[0].endpoint, third.endpoint])
     until(lambda: set(batches(30)) == {shards[0].endpoint, third.endpoint})
+
+
+def test_what_a_queue_gives_when_its_shard_is_back_is_used(context, tmp_path, connect):
+    """The shard is tried with a request, whose items are nowhere else then."""
+    queue = asdict(parse_table("default:limiter=queue,capacity=100"))
+    shards = [Shard(context, tmp_path / name, f"ipc://{tmp_path}/{name}.socket", **queue) for name in "ab"]
+    try:
+        client = connect(*shards, liveness_s=1.0)
+        for _ in range(4):
+            client.request_sample(4)
+        lost = shards[1].endpoint
+        until(lambda: all(each.wanted for each in client._shards.values()), step=lambda: client.receive(0.1))
+        shards[1].end()
+        until(lambda: client._shards[lost].lost, step=lambda: client.receive(0.1))
+        shards[1] = Shard(context, tmp_path / "b", lost, **queue)
+        fill(context, shards[1], np.arange(8.0), np.ones(8))
+        until(lambda: not client._shards[lost].lost, step=lambda: client.receive(0.1))
+        fill(context, shards[0], np.arange(8.0, 24.0), np.ones(16))
+        values = []
+
+        def take():
+            for _ in range(4 - client.outstanding_samples):
+                client.request_sample(4)
+            if (batch := client.receive(0.1)) is not None:
+                values.extend(batch.fields["value"][:, 0])
+
+        until(lambda: len(values) == 24, step=take, why=lambda: f"{sorted(values)}: {client.wait_reason}")
+        assert sorted(values) == list(range(24))
+    finally:
+        for shard in shards:
+            shard.end()
 
 
 @pytest.mark.usefixtures("patient")

@@ -8,8 +8,9 @@ probability in the last batches of all shards. With one shard that is the batch'
 
 A shard whose limiter has nothing to give takes part in no draw for a while: its requests are drawn anew from
 the others. One that does not answer, or answers what cannot be used, is lost: it takes part in none until it
-has given the batch that it is tried with now and then. Figures over all shards are over those that took part
-in the draw of the batch.
+has given the batch that it is tried with now and then. That batch answers the next request for as many rows:
+what a queue has given is nowhere else. Figures over all shards are over those that took part in the draw of
+the batch.
 """
 
 from __future__ import annotations
@@ -115,13 +116,17 @@ class Draws:
         """`seed` is that of the choice of shards."""
         self.shards: dict[str, Shard] = {}
         self._unassigned: deque[_Wanted] = deque()
+        # By address, what lost shards have given to the test whether they are back.
+        self._tried: dict[str, tuple[_Key, SampleBatch]] = {}
+        self._ready: deque[SampleBatch] = deque()  # of these, what was asked for since
         self._draws = system.generator(seed).random()
         self._throttle = Throttle(_LOG_PERIOD_S)
 
     @property
     def outstanding(self) -> int:
         """Batches requested and not received."""
-        return len(self._unassigned) + sum(len(shard.wanted) for shard in self.shards.values())
+        asked = sum(len(shard.wanted) for shard in self.shards.values())
+        return len(self._unassigned) + asked + len(self._ready)
 
     def add(self, endpoint: str, client: ReplayClient) -> None:
         """Draw from this shard, too."""
@@ -136,11 +141,19 @@ class Draws:
 
     def request(self, shares: Mapping[str, int]) -> None:
         """Ask a shard, which the first table's weights decide about, for so many rows of each table."""
-        self._unassigned.append(_Wanted(shares))
+        wanted = _Wanted(shares)
+        for endpoint, (key, batch) in self._tried.items():
+            if key == wanted.key:
+                self._ready.append(batch)
+                del self._tried[endpoint]
+                return
+        self._unassigned.append(wanted)
         self.assign()
 
     def next(self) -> SampleBatch | None:
         """The next batch that has come, if one has; see `ShardedReplayClient.receive`."""
+        if self._ready:
+            return self._ready.popleft()
         # The oldest request first. In a fixed order, or by what each owes, one shard's batches would always
         # overtake another's where they come faster than they are taken: it would not be heard.
         for endpoint, shard in sorted(self.shards.items(), key=lambda each: each[1].oldest_s):
@@ -157,6 +170,7 @@ class Draws:
     def cancel(self) -> None:
         """Forget the batches that were requested and not received."""
         self._unassigned.clear()
+        self._ready.clear()
         for shard in self.shards.values():
             shard.wanted.clear()  # what comes nevertheless is given back
             if not shard.lost:  # there it is the test whether the shard is back
@@ -223,19 +237,20 @@ class Draws:
             shard.backoff.reset()
 
     def _complete(self, endpoint: str, shard: Shard, batch: SampleBatch) -> bool:
-        """Note what `batch` says, and make its figures those of all shards; False if nobody wants it."""
+        """Note what `batch` says, and make its figures those of all shards; False if nobody asked for it."""
         for share in batch.shares:
             shard.weights[share.table] = share.total_priority
             shard.items[share.table] = share.table_items
         shard.answered_s = system.monotonic()
         self._is_back(endpoint, shard)
-        wanted = shard.wanted.pop(batch.request_id, None)
-        if wanted is not None:
-            shard.waits_until_s.pop(wanted.key, None)
-            shard.took_s += shard.answered_s - wanted.asked_s
-        if wanted is None:  # a test whether the shard is there
-            shard.client.recycle(batch)
-            return False
+        wanted, asked = shard.wanted.pop(batch.request_id, None), True
+        if wanted is None:  # the shard was tried with it: as if drawn from those that are there
+            wanted, asked = _Wanted(shard.trial, shard.answered_s), False
+            live = [each for each, known in self.shards.items() if not known.lost]
+            chances = self._chances(wanted.table, live)
+            wanted.chances = {self.shards[each]: chance for each, chance in chances.items()}
+        shard.waits_until_s.pop(wanted.key, None)
+        shard.took_s += shard.answered_s - wanted.asked_s
         batch.shard = endpoint
         # The chances at the time of the draw, which are kept with the request: by now the weights have
         # changed.
@@ -254,7 +269,9 @@ class Draws:
         batch.shares = [self._of_all(share, wanted.chances) for share in batch.shares]
         batch.table_items = batch.shares[0].table_items
         batch.total_priority = batch.shares[0].total_priority
-        return True
+        if not asked:
+            self._tried[endpoint] = wanted.key, batch
+        return asked
 
     @staticmethod
     def _of_all(share: Share, shards: Collection[Shard]) -> Share:
