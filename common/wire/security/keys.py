@@ -133,8 +133,15 @@ def make_keys(directory: str | Path) -> list[Path]:
         present = [name for name in files if (folder / name).exists()]
         if present:
             raise ConfigError(f"{folder} holds keys already ({present[0]}); choose another directory")
-        for name, content in files.items():
-            _write(folder / name, content)
+        made: list[Path] = []
+        try:
+            for name, content in files.items():
+                _write(folder / name, content)
+                made.append(folder / name)
+        except OSError:
+            for path in made:  # a part of a set would be in the way of the next try
+                path.unlink()
+            raise
     except OSError as error:
         raise ConfigError(f"cannot make keys in {folder}: {error.strerror}") from error
     return [folder / name for name in files]
@@ -154,11 +161,15 @@ def _connects(role: str, server: str) -> bool:
 def _write(path: Path, content: bytes) -> None:
     # With its mode from the first moment on: between writing and a later chmod anybody could have opened it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MINE_ONLY)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, _MINE_ONLY)  # whatever the umask is
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, _MINE_ONLY)  # whatever the umask is
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+    except OSError:
+        path.unlink()
+        raise
 
 
 def _check_folder(folder: Path) -> None:

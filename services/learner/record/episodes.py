@@ -47,8 +47,7 @@ class EpisodesFile:
         self._reported: dict[str, tuple[float, int]] = {}  # when each actor reported last
         with writer.tolerant():
             cut_half_line(self._path)
-            if not self._path.exists():
-                self._append([EPISODES_HEADER])
+            self._append([])
 
     def take(self, report: Report, *, steps: int, version: int) -> None:
         """Write the games of an actor's report; `version` is the newest of the run."""
@@ -79,10 +78,12 @@ class EpisodesFile:
                 _log.warning("%s has reached its maximum size: no more episodes are added", self._path)
 
     def _append(self, rows: Sequence[Sequence[object]]) -> None:
+        """Write `rows`; under the header, which a full disk or a kill may have kept from an empty file."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
+                head = [] if file.tell() else [EPISODES_HEADER]
+                csv.writer(text, lineterminator="\n").writerows([*head, *rows])
                 file.write(text.getvalue())
         except OSError:
             cut_half_line(self._path)  # of a row for which the disk had no room

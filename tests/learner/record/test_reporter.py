@@ -327,6 +327,15 @@ def test_every_training_episode_has_a_line(reporter, tmp_path):
     reporter.close()
 
 
+def test_a_header_that_was_half_written_is_written_again(reporter, tmp_path):
+    (tmp_path / "episodes.csv").write_text("wall_s,ste")  # killed while it wrote, or the disk was full
+    again = EpisodesFile(tmp_path, reporter.writer)
+    for number in (1, 2):
+        again.take(Report("actor-0", "actor", 1, {}, games([number, 2])), steps=50, version=3)
+    assert [game["return"] for game in games_in(tmp_path)] == ["1", "2"]
+    reporter.close()
+
+
 def test_games_that_cannot_be_written_end_nothing(reporter, tmp_path, monkeypatch):
     game = Report("actor-0", "actor", 1, {}, games([1, 2]))
     (tmp_path / "episodes.csv").unlink()

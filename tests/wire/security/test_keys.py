@@ -1,6 +1,7 @@
 """Keys in files: what is made, what is refused, and the allow-list that follows its file."""
 
 import os
+import resource
 import stat
 
 import pytest
@@ -44,6 +45,18 @@ def test_keys_that_are_in_use_are_not_replaced(folder):
     with pytest.raises(ConfigError, match="holds keys already"):
         make_keys(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_full_disk_leaves_no_part_of_a_set(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # keys fit, the list of all does not
+    try:
+        with pytest.raises(ConfigError, match="cannot make keys"):
+            make_keys(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    make_keys(tmp_path)
+    check_set(tmp_path)
 
 
 def test_a_secret_does_not_show_itself(folder):
