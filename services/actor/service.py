@@ -212,6 +212,8 @@ class ActorService:
         metrics, fields = self._reports.report(self._acting.timing, staleness)
         metrics |= self._watch.metrics() | self._usage.metrics()
         metrics["actor/slots"] = float(len(self._slots))
+        if dropped := self._control.telemetry_dropped:
+            metrics["actor/dropped_reports_total"] = float(dropped)
         health.report(metrics)
         at_once = MAX_NAMED_GAMES if fields.tasks else MAX_GAMES
         for first in range(0, max(1, len(fields.episodes)), at_once):

@@ -312,6 +312,7 @@ def test_however_many_games_end_each_is_reported_once(context: Context) -> None:
 
     class Control:
         state = RunState()
+        telemetry_dropped = 3
 
         def send_telemetry(self, metrics: dict[str, float], *, fields: TelemetryFields) -> None:
             encode(messages.Telemetry(metrics=metrics, fields=fields, blobs={}).message())
@@ -326,6 +327,7 @@ def test_however_many_games_end_each_is_reported_once(context: Context) -> None:
     reported = [game for _, fields in sent for game in fields.episodes]
     assert reported == [Game(game.return_raw, game.steps, game.slot) for game in games]
     assert [metrics.get("actor/steps") for metrics, _ in sent] == [9001.0, *[None] * (len(sent) - 1)]
+    assert sent[0][0]["actor/dropped_reports_total"] == 3.0
 
 
 @pytest.mark.parametrize(
