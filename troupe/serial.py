@@ -217,8 +217,8 @@ class SerialTraining:
             )
         ).settled()
         counters.learned_steps += self.mixture.learned_steps(batch, usable)
-        if (priorities := usable.priorities(update.priorities)) is not None:
-            self.tell_priorities(batch, priorities)
+        if update.priorities is not None:
+            self.tell_priorities(usable.part(batch), update.priorities)
         if update.metrics:
             self.write("learner", update.metrics)
 

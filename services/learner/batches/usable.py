@@ -42,13 +42,9 @@ class Usable:
         """Those `[n]` of values `[B]` of the batch."""
         return values if self.rows is None else values[self.rows]
 
-    def priorities(self, priorities: NDArray | None) -> NDArray | None:
-        """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, as replay was told already."""
-        if self.rows is None or priorities is None:
-            return priorities
-        whole = np.zeros(len(self.rows))
-        whole[self.rows] = priorities
-        return whole
+    def part(self, batch: SampleBatch) -> SampleBatch:
+        """What of `batch` they are, to be told new priorities: of the others replay was told already."""
+        return batch if self.rows is None else batch.part(np.flatnonzero(self.rows), {})
 
 
 class UsableItems:

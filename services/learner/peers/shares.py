@@ -125,8 +125,11 @@ class Shares:
     def _put(self, sample: SampleBatch, usable: Usable, update: Update | None) -> None:
         """Send what an update says of its items; called last, as the arrays of the batch go back with it."""
         told = update.priorities if update is not None and self.mixture.rated else None
+        if told is not None and usable.rows is not None:
+            self._prefetch.put_priorities(usable.part(sample), told)
+            told = None
         # The next batch may be unpacked into them at once.
-        self._prefetch.put_priorities(sample, usable.priorities(told))
+        self._prefetch.put_priorities(sample, told)
 
     def _next(self, timeout_s: float) -> tuple[SampleBatch, Usable] | None:
         sample = self._prefetch.get(timeout_s)

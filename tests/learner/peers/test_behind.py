@@ -7,6 +7,7 @@ import pytest
 
 from tests.agents.contract import played
 from tests.harness import Context, Shard, insert, until
+from tests.replay.learners import learnable
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config
 from troupe.common.envs import make_spec
@@ -99,6 +100,40 @@ def test_the_next_update_begins_before_the_one_before_is_waited_for(context, tmp
         # What is drawn without regard to priorities is told none.
         told = ROWS * len(begun) if exponent else 0
         until(lambda: shard.replay.counters.updated_priorities == told)
+    finally:
+        prefetch.stop()
+        actor.close()
+        shard.end()
+
+
+def test_items_that_cannot_be_learned_from_are_told_a_priority_once(context, tmp_path):
+    config = load_config("cartpole-apex", None, {"replay.batch_size": str(ROWS)}, {})
+    agent = make_agent(config.agent, make_spec(config.env), seed=1)
+    shard = Shard(
+        context, tmp_path / "shard", f"ipc://{tmp_path}/shard.socket", capacity=1000, min_items=2 * ROWS
+    )
+    actor = ReplayClient(shard.endpoint, name="actor", ctx=context, specs=agent.fields)
+    for reward in (0.0, np.nan):
+        insert(actor, learnable(agent.fields, ROWS, reward=reward))
+    prefetch = Prefetcher(context, lambda: [shard.endpoint], kept={"default"}, depth=1)
+    learned = []
+
+    def update(batch):
+        learned.append(len(batch.lengths))
+        return agent.update(batch)
+
+    team = Team(agent, RunCounters(1, StepBudget(1000)), Alone(), Rules(owner=True, batch_rows=ROWS), update)
+    shares = Shares(config, agent, prefetch, Mixture(config), team)
+    prefetch.start()
+    try:
+        until(lambda: shares.learn(5.0, Wish) and shares.usable.left_out)
+        prefetch.share({}, ahead=0, held=False)
+        until(lambda: shares.learn(0.05, Wish) is None and not prefetch._replay.outstanding_samples)
+        told = sum(learned) + shares.usable.left_out
+        until(lambda: shard.replay.counters.updated_priorities >= told)
+        prefetch.stop()  # sends the rest
+        actor.status()
+        assert shard.replay.counters.updated_priorities == told
     finally:
         prefetch.stop()
         actor.close()
