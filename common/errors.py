@@ -66,6 +66,12 @@ class CheckpointError(TroupeError):
     exit_code = 5
 
 
+OF_EXIT_CODE: dict[int, type[TroupeError]] = {
+    error.exit_code: error for error in (ConfigError, PeerError, AuthError, CheckpointError)
+}
+"""What a process of ours that ended with this code has died of; of others nothing is known."""
+
+
 class MisfitError(CheckpointError):
     """A checkpoint is of the same algorithm, but of another network."""
 

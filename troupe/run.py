@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from troupe.common.errors import OWN_ERROR, AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.errors import OF_EXIT_CODE, OWN_ERROR, ConfigError, TroupeError
 from troupe.common.runtime.files import CONFIG_FILE, read_status
 from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import CSV_FILE, read_rows
@@ -32,9 +32,6 @@ _BEGINS_S = 600.0
 """An environment's check may take minutes before there is a run directory."""
 _STOPS_S = 90.0
 """The launcher gives the learner 40 seconds for its checkpoint, and the others 10 each."""
-_ERRORS: dict[int, type[TroupeError]] = {
-    error.exit_code: error for error in (ConfigError, PeerError, AuthError, CheckpointError)
-}
 _SAYS_ERROR = f"{OWN_ERROR} "
 
 
@@ -230,7 +227,7 @@ class Run:
         lines = self.output().splitlines()
         said = [line.removeprefix(_SAYS_ERROR) for line in lines if line.startswith(_SAYS_ERROR)]
         why = said[-1] if said else f"the training ended with exit code {code}: {' '.join(lines[-1:])}"
-        raise _ERRORS.get(code or 0, TroupeError)(why)
+        raise OF_EXIT_CODE.get(code or 0, TroupeError)(why)
 
 
 # Held here, so that a run whose handle nobody keeps goes on; the next one lets go of those that have ended.

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from troupe.common.errors import (
+    OF_EXIT_CODE,
     OWN_ERROR,
     AuthError,
     CheckpointError,
     ConfigError,
-    PeerError,
     TroupeError,
     sameness,
 )
@@ -41,7 +41,6 @@ _STACKS_S = 0.5
 """How long a child that hangs is given to write its stacks, which it does in C."""
 # Trying again cannot help against a wrong configuration, a refused key or a run that has no whole checkpoint.
 FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
-_ERROR_TYPES: dict[int, type[TroupeError]] = {**FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
 _WITHOUT_A_WORD: dict[int, str] = {
     signal.SIGKILL: "killed from outside, possibly for lack of memory",
     signal.SIGTERM: "stopped from outside",
@@ -346,4 +345,4 @@ def best_error_line(lines: Sequence[str], otherwise: str) -> str:
 
 
 def _error_for(code: int, message: str) -> TroupeError:
-    return _ERROR_TYPES.get(code, TroupeError)(message)
+    return OF_EXIT_CODE.get(code, TroupeError)(message)
