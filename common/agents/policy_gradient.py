@@ -367,6 +367,10 @@ class PolicyGradientAgent(NetworkAgent):
             reduction = learner.reduction
             together = None if reduction.alone else reduction.moments
             advantages = normalized_advantages(advantages, together=together)
+        elif returns is not None:
+            # Policy and baseline learn on the same scale, whatever that of rewards (Hessel et al. 2019,
+            # equation 8).
+            advantages = advantages / returns.deviation.float()
         advantages = advantages + config.advantage_offset
         if config.decoupled:
             # Steps of mu stand for those of the policy that begins the update (Hilton et al. 2022).

@@ -320,7 +320,7 @@ class PolicyConfig(RecurrentAgentConfig):
     normalize_returns: bool = structural(
         False,
         "The baseline predicts returns minus their running mean, divided by their standard "
-        "deviation (PopArt).",
+        "deviation, and advantages are divided by it too (PopArt).",
     )
     returns_window: int | None = tunable(
         None,

@@ -133,8 +133,11 @@ def test_losses_that_weigh_the_log_likelihood(loss, rho_bar):
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
-def test_the_baseline_learns_normalised_returns(scale):
-    agent = agent_of(**ONE_STEP, gamma=0.9, lambda_=0.8, normalize_returns=True, see_last_step=False)
+def test_normalised_returns_are_the_unit_of_baseline_and_advantages(scale):
+    agent = agent_of(
+        **ONE_STEP, gamma=0.9, lambda_=0.8, normalize_returns=True, normalize_advantages=False,
+        policy_loss="vpg", see_last_step=False,
+    )  # fmt: skip
     first, second = (random_batch(np.random.default_rng(seed), agent, 6) for seed in (0, 1))
     for batch in first, second:
         batch["reward"] = scale * (20 * batch["reward"] + 50)
@@ -147,6 +150,8 @@ def test_the_baseline_learns_normalised_returns(scale):
     got = updated(agent, first)
     want = 0.5 * (((targets - targets.mean()) / targets.std() - by.values) ** 2).mean()
     assert got["learner/baseline_loss"] == pytest.approx(want, rel=1e-3)
+    want = (-by.log_pi * targets / targets.std()).mean()
+    assert got["learner/policy_loss"] == pytest.approx(want, rel=1e-3)
     mean, variance = (agent.params()[f"returns.{name}"][0] for name in ("mean", "variance"))
     np.testing.assert_allclose((mean, variance), (targets.mean(), targets.var()), rtol=1e-4)
     # From now on values have the unit of returns, and keep what they say while the statistics move.
@@ -160,6 +165,8 @@ def test_the_baseline_learns_normalised_returns(scale):
     deviation = np.sqrt(agent.params()["returns.variance"][0])
     want = 0.5 * (((targets - said) / deviation) ** 2).mean()
     assert got["learner/baseline_loss"] == pytest.approx(want, rel=1e-3)
+    want = (-by.log_pi * (targets - said) / deviation).mean()
+    assert got["learner/policy_loss"] == pytest.approx(want, rel=1e-3)
 
 
 def test_a_target_network_is_what_the_ratio_is_clipped_round():
