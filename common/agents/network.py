@@ -34,6 +34,7 @@ from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixe
 from troupe.common.nets.spectral import spectral_layers
 from troupe.common.nets.torsos import MIN_SIDE
 from troupe.common.rl.normalizers import Normalizer, RunningMoments
+from troupe.common.rl.policy_losses import Multiplier
 
 if TYPE_CHECKING:
     from troupe.common.data.schema import FieldSpec
@@ -93,6 +94,9 @@ class Learner:
         self._spectral = spectral_layers(net)
         # Once: finding them in nested modules takes longer than many a step.
         self._parameters: list[Tensor] = list(net.parameters())
+        multipliers = [module for module in net.modules() if isinstance(module, Multiplier)]
+        adjusted = {id(each) for module in multipliers for each in module.parameters()}
+        self._clipped = [each for each in self._parameters if id(each) not in adjusted]
 
     def step(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """Learns from a batch by one move down the gradient of its loss; see `descend`."""
@@ -115,9 +119,9 @@ class Learner:
             if loss is not None and weight != 0:
                 loss.backward()
         # With infinity nothing is clipped, and the norm is still measured. Multipliers and temperatures are
-        # not among these parameters: their gradients have another scale and would eat into the network's
-        # share.
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm or float("inf"))
+        # not among these parameters, also where a network publishes one: their gradients have another scale
+        # and would eat into the network's share.
+        norm = nn.utils.clip_grad_norm_(self._clipped, self._max_grad_norm or float("inf"))
         self.optimizer.step()
         for layer in self._spectral:
             layer.settle()

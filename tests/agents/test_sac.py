@@ -115,6 +115,18 @@ def test_the_target_follows_by_a_share():
     np.testing.assert_allclose(target.state_dict()[name].numpy(), wanted, rtol=1e-5)
 
 
+def test_the_norm_that_is_clipped_is_that_of_the_network_alone():
+    config = SacConfig(mlp_units=(8,), max_grad_norm=0.1, entropy_cost=0.5, target_entropy=-40.0)
+    agent = make_agent(config, CONTINUOUS, seed=0)
+    update = agent.update(Batch(replayed(CONTINUOUS, np.random.default_rng(0)), np.ones(SIZE, np.float32)))
+    gradients = {name: each.grad.double().numpy() for name, each in agent.net.named_parameters()}
+    # Of cost (H - target) by the logarithm of the cost: its own scale, which is not the network's.
+    wanted = 0.5 * (update.metrics["learner/entropy"] + 40.0)
+    assert gradients.pop("entropy_cost.position") == pytest.approx(wanted, rel=1e-5)
+    assert update.metrics["learner/grad_norm"] > 0.1
+    assert math.sqrt(sum((each**2).sum() for each in gradients.values())) == pytest.approx(0.1, rel=1e-4)
+
+
 # ----------------------------------------------------------------- what it converges to
 
 
