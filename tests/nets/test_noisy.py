@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.nets.initializers import initialize, lecun_normal
 from troupe.common.nets.noisy import NoisyLinear
 from troupe.common.nets.spectral import SpectralConvolution, spectral_layers
@@ -84,6 +85,18 @@ def test_the_estimate_follows_weights_that_move():
         layer.settle()
     assert largest(layer.weight) > 5 * before
     assert largest(layer.kernel()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_target_that_lags_behind_is_divided_by_what_its_own_weights_have():
+    torch.manual_seed(1)
+    net, found = SpectralConvolution(4, 6, 3), []
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    learner = TargetLearner(net, optimizer, 0.0, period_updates=1, tau=0.005)
+    for goal in torch.randn(4, *net.weight.shape):
+        for _ in range(100):
+            learner.step(-(net.kernel() * goal).sum())
+        found.append(largest(learner.target.kernel()))
+    assert max(found) < 1.3  # 2.2 with singular vectors of the network's weights
 
 
 def test_acting_moves_no_singular_vector_and_first_weights_are_settled():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from troupe.common.agents.network import Learner
 from troupe.common.agents.tensors import Network, below, frozen_copy, module_arrays, prefixed, tensors
+from troupe.common.nets.spectral import spectral_layers
 
 
 class TargetLearner(Learner, Generic[Network]):
@@ -47,6 +48,7 @@ class TargetLearner(Learner, Generic[Network]):
         super().__init__(net, optimizer, max_grad_norm)
         self.target = frozen_copy(net)
         self._target_parameters: list[Tensor] = list(self.target.parameters())
+        self._target_spectral = spectral_layers(self.target)
         self.generator = torch.Generator().manual_seed(seed)
         self._period = period_updates
         self._tau = tau
@@ -74,6 +76,8 @@ class TargetLearner(Learner, Generic[Network]):
         torch._foreach_lerp_(self._target_parameters, self._parameters, self._tau)
         for held, own in zip(self.target.buffers(), self.net.buffers(), strict=True):
             held.copy_(own)  # statistics of inputs are no weights: a mean of two would fit neither network
+        for layer in self._target_spectral:
+            layer.settle()  # the network's singular vectors are not those of weights that lie behind
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See `Learner`: the target network, and the generator's state."""
