@@ -96,7 +96,7 @@ def play(
             tape.begin(first)
         inputs = Inputs.start(first, agent.memory_size, vector.spec.actions)  # of the busy slots only
         acting = list(range(slots))
-        failures = _Failures(slots)
+        failures = _Failures(vector)
         actions = vector.spec.actions.zeros(slots)
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
             if should_stop():
@@ -136,15 +136,19 @@ def play(
 class _Failures:
     """Episodes that failed: `count` of the games that count, the `first` of them, and `in_a_row` `[S]`."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, vector: VectorEnv) -> None:
         self.count, self.first = 0, ""
-        self.in_a_row = np.zeros(slots, np.int64)
+        self.in_a_row = np.zeros(vector.num_slots, np.int64)
+        self._before = vector.restarts_total
 
     def add(self, slots: list[int], busy: list[int], vector: VectorEnv, *, has_games: bool) -> None:
         """Take in those of `slots`. Raises EnvError where the games of the `busy` ones will never end."""
         self.in_a_row[slots] += 1
-        self.count += len(set(slots).intersection(busy))
-        self.first = self.first or (str(vector.failures[-1]) if self.count else "")
+        counted = set(slots).intersection(busy)
+        self.count += len(counted)
+        if counted and not self.first:
+            self.first = str(list(vector.failures)[self._before - vector.restarts_total :][0])
+        self._before = vector.restarts_total
         failed = self.in_a_row[busy]
         none_ends = not has_games and failed.min() >= EACH_FAILED and failed.sum() >= ALL_FAILED
         if none_ends or failed.max() >= ONE_FAILED:

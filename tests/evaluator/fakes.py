@@ -41,6 +41,7 @@ class FakeVector:
         FakeVector.last = self
 
     steps_per_s = 15.0
+    restarts_total = 0
 
     def assign(self, slots, total_slots):
         assert list(slots) == list(range(self.num_slots))

@@ -84,6 +84,7 @@ def test_episodes_that_fail_among_others_are_counted_with_the_first_reason(tmp_p
     report = json_of(capsys, *words)
     assert (report["returns"], report["failed_episodes"]) == ([20.0] * 4, 2)
     assert "RuntimeError: the physics exploded (broken.py:" in report["first_failure"]
+    assert "slot 0" in report["first_failure"]  # slot 1 failed in the same step
     # The file tells the environment that it has failed: from here on it plays well.
     assert json_of(capsys, *words)["failed_episodes"] == 0
     files = [tmp_path / "report.csv", tmp_path / "report.md"]

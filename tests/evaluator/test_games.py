@@ -155,7 +155,6 @@ def test_one_copy_that_always_fails_ends_them_too(monkeypatch):
 class OneFails(FakeVector):
     """Slot 1 fails in step 5 of each of its games, of 6 steps, and slot 0 goes on."""
 
-    restarts_total = 0
     failures: ClassVar = ["slot 1 at step 7"]
 
     def step(self, actions):
