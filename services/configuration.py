@@ -119,7 +119,12 @@ def explain(words: Sequence[str]) -> int:
     # Imports every algorithm, and so torch, which takes seconds.
     from troupe.common.config.explain import explain as explanation
     from troupe.common.config.explain import overview
+    from troupe.services.launcher.by_kind import NAMES
 
+    algorithm = NAMES.get(path, path)
+    if algorithm != path:
+        print(f"{path} is {algorithm} with values that `troupe config show --algo {path} --env ID` prints\n")
+    path = algorithm
     print(explanation(path) if path else overview())
     return 0
 

@@ -72,7 +72,10 @@ class RunConfig(Section):
         "update. Empty = learn from actors.",
     )
     log_every_s: float = tunable(
-        10.0, "Seconds between two rows of every metric, and between plain log lines.", gt=0
+        10.0,
+        "Seconds between two rows of every metric, and the fewest between two plain log lines, which come "
+        "less often as the run goes on: every minute after ten.",
+        gt=0,
     )
     hang_s: float = operational(
         timing.HANG_S,

@@ -26,7 +26,7 @@ def load_toml(text: str) -> dict[str, Any]:
     if _LONG_KEY.search(text):
         raise tomllib.TOMLDecodeError("a key of more than 64 parts")
     try:
-        tables = tomllib.loads(text)
+        tables = tomllib.loads(text.removeprefix("\ufeff"))  # editors of Windows write it first
         # Such an integer becomes no float (OverflowError), and beyond 4,300 digits Python refuses to print
         # it: either would raise far from here, in a bound's comparison or in the middle of an error message.
         if _has_long_integer(tables):

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from troupe.common.config.algorithms import DEFAULT_ALGORITHM, agent_model
+from troupe.common.config.names import nearest_field
 from troupe.common.config.schema import SECTIONS, Config
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
@@ -80,6 +81,8 @@ def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -
     path, value = ".".join(location[:2]), problem["input"]
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     message, advice = _FORMS.get(problem["type"], message), ""
+    if problem["type"] == "extra_forbidden" and len(location) == 2:
+        return f"unknown field {path} ({origins.get(path, 'configuration')}); {nearest_field(path)}"
     if problem["type"] == "literal_error":
         options = [
             option.strip(" '") for option in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")

@@ -27,7 +27,14 @@ import numpy as np
 
 from troupe.common import system
 from troupe.common.errors import CheckpointError, ConfigError, MisfitError
-from troupe.common.runtime.files import MAX_JSON_BYTES, atomic_write, check_regular, fsync_path, readable
+from troupe.common.runtime.files import (
+    CONFIG_FILE,
+    MAX_JSON_BYTES,
+    atomic_write,
+    check_regular,
+    fsync_path,
+    readable,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -234,7 +241,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     with readable(path):
         if not path.is_dir():
             raise ConfigError(f"{path} is not a directory: give a run directory or a checkpoint directory")
-        if (path / "checkpoints").is_dir():
+        if (path / "checkpoints").is_dir() or (path / CONFIG_FILE).is_file():
             return load_newest(path / "checkpoints")
         if any(path.glob("step-*")):
             return load_newest(path)

@@ -69,7 +69,10 @@ def table(report: Report) -> str:
     normalised = report["human_normalized"]
     interval = f"  (95 % interval {low:.2f} to {high:.2f})" if report["episodes"] > 1 else ""
     rows = [
-        ("trained for", f"{report['steps']:,} steps, {report['updates']:,} updates"),
+        (
+            "trained for",
+            f"{report['steps']:,} steps, {report['updates']:,} update{'s'[: report['updates'] != 1]}",
+        ),
         ("mean return", f"{report['mean_return']:.2f}{interval}"),
         *([] if normalised is None else [("human-normalised", f"{normalised:.3f}")]),
         ("best, worst", f"{max(report['returns']):g}, {min(report['returns']):g}"),

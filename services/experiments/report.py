@@ -30,8 +30,15 @@ AGGREGATES: dict[str, Statistic] = {
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of a table, as wide as it takes; all but the first `left` columns are flush right."""
-    widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
+    """Lines of a table, as wide as it takes; all but the first `left` columns are flush right.
+
+    A cell with nothing after it, such as the words of an error, may run on and makes no column wider.
+    """
+    last = len(headers) - 1
+    widths = [
+        max(len(row[i]) for row in (headers, *rows) if i == last or any(row[i + 1 :]))
+        for i in range(len(headers))
+    ]
     lines = []
     for row in (headers, *rows):
         cells = [

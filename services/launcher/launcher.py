@@ -37,6 +37,8 @@ from troupe.services.launcher.progress import (
     Estimator,
     RunView,
     ServiceView,
+    endless_line,
+    line_period_s,
     plain_line,
     run_view,
     settings_of,
@@ -281,7 +283,8 @@ class _Launcher:
             self._panel.footer = self._footer()
             self._panel.show(self._view)
         elif not final and time.monotonic() >= self._next_line and not self._waits_as_said():
-            self._next_line = time.monotonic() + config.run.log_every_s
+            period_s = line_period_s(config.run.log_every_s, self._view.elapsed_s)
+            self._next_line = time.monotonic() + period_s
             self._say(f"{time.strftime('%H:%M:%S')} {plain_line(self._view)}")
 
     def _service(self, child: Child) -> ServiceView:
@@ -332,6 +335,8 @@ class _Launcher:
                 self._say(f"{child.name} died {times}: {child.last_death} (log: {child.spec.log_path})")
         if view.metrics:  # the learner was up
             self._say(f"last evaluation: {view.last_evaluation}")
+        if line := endless_line(view):
+            self._say(line)
         if (view.updates or view.trouble) and _learned_badly(self._run_dir, self._config):
             self._say("something may have kept the run from learning well:")
             self._say(f"  {own_command()} why {shell_path(self._run_dir)}")

@@ -10,6 +10,7 @@ from typing import Any
 from troupe.common.config import Config
 from troupe.common.config.fields import UntypedAgentConfig
 from troupe.common.machine import usable_cores
+from troupe.common.runtime.metrics import TRAINING_RETURN
 from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.findings import TOO_EARLY, verdict
 from troupe.services.launcher.refill import items_before_learning
@@ -18,6 +19,7 @@ from troupe.services.launcher.view import RunView, ServiceView
 __all__ = ["Estimator", "RunView", "ServiceView", "plain_line", "run_view", "settings_of", "verdict"]
 
 _RATE_WINDOW_S = 60.0
+_LINE_SHARE, _LONGEST_LINE_S = 0.1, 60.0
 # Metrics that say nothing once the learner is silent.
 _RATES = ("speed/", "gpu/")
 
@@ -103,6 +105,15 @@ def trouble_of(environments: dict[str, Any]) -> str:
     return f"{counted}, the last: {environments.get('last', '')}" if counted else ""
 
 
+def line_period_s(log_every_s: float, elapsed_s: float) -> float:
+    """Seconds from one plain line to the next.
+
+    A tenth of the time that the run has taken, at most a minute, and never less than `run.log_every_s`: the
+    presets of small tasks set that to two seconds for their curves, which would fill the log of a longer run.
+    """
+    return max(log_every_s, min(_LONGEST_LINE_S, _LINE_SHARE * elapsed_s))
+
+
 def plain_line(view: RunView) -> str:
     """The run in one log line."""
     metrics = view.metrics
@@ -132,6 +143,18 @@ def plain_line(view: RunView) -> str:
     if view.trouble:
         parts.append(f"environments: {view.trouble}")
     return " | ".join(parts)
+
+
+def endless_line(view: RunView) -> str:
+    """What to say of a run without any episode, neither one that ended nor one that failed; else nothing."""
+    ended = view.returns.get(TRAINING_RETURN) or view.environments.get("episodes") or view.trouble
+    if ended or view.config is None or view.config.run.offline or not (view.metrics and view.steps):
+        return ""
+    steps = view.steps / view.config.total_slots
+    return (
+        f"no episode has ended in {steps:,.0f} steps of each slot, so there is no training return: "
+        "train for longer, or return truncated from the environment when its time is up"
+    )
 
 
 def gpu_line(metrics: Mapping[str, float]) -> str:

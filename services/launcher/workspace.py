@@ -55,8 +55,7 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[str]:
         make_directory(run_dir / name, "directory")
     with lock_file(run_dir / ".lock", f"{run_dir} is in use by another launcher; stop that one first"):
         if resume and not has_checkpoint(run_dir):
-            begins = f"`{own_command()} train {shell_path(run_dir / CONFIG_FILE)}` begins it again"
-            raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint; {begins}")
+            raise CheckpointError(_nothing_to_resume(run_dir, "it has no checkpoint"))
         yield damage(run_dir) if resume else ""
 
 
@@ -278,8 +277,13 @@ def damage(run_dir: Path) -> str:
             else:
                 return problems[0] if problems else ""
     if problems:
-        raise CheckpointError(f"nothing to resume in {run_dir}: all {len(problems)} checkpoints are damaged")
+        raise CheckpointError(_nothing_to_resume(run_dir, f"all {len(problems)} checkpoints are damaged"))
     return ""
+
+
+def _nothing_to_resume(run_dir: Path, why: str) -> str:
+    begins = f"`{own_command()} train {shell_path(run_dir / CONFIG_FILE)}` begins it again"
+    return f"nothing to resume in {run_dir}: {why}; {begins}"
 
 
 def own_command(program: str = "troupe") -> str:

@@ -169,6 +169,14 @@ def test_config_explain_tells_the_fields_of_one_algorithm(capsys: pytest.Capture
     assert out.count("  role: ") == out.count("(algorithm impala)")  # nothing else
 
 
+def test_config_explain_takes_the_names_of_algo(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "explain", "ppo"]) == 0
+    head, out = capsys.readouterr().out.split("\n\n", 1)
+    assert head == "ppo is policy_gradient with values that `troupe config show --algo ppo --env ID` prints"
+    assert cli.main(["config", "explain", "policy_gradient"]) == 0
+    assert out == capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words", [[], ["--help"], ["train", "--help"], ["resume", "-h"], ["config", "show", "-h"]]
 )

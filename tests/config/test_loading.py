@@ -221,6 +221,16 @@ def test_an_error_names_the_layer_that_is_wrong(tmp_path: Path) -> None:
         load_config(str(tmp_path / "a.toml"))
 
 
+def test_a_file_may_begin_as_editors_of_windows_write_it(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nseed = 7\r\n")
+    assert load_config(str(tmp_path / "a.toml")).run.seed == 7
+
+
+def test_an_unknown_field_is_named_the_same_without_the_algorithm() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown field run.sed \(a file\); nearest: run.seed$"):
+        config_from_dict({"run": {"sed": 1}}, source="a file", typed_agent=False)
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

@@ -148,6 +148,9 @@ def test_wrong_paths_and_words_are_one_line(tmp_path):
         evaluate.main([str(tmp_path)])
     with pytest.raises(ConfigError, match="should be at least 1"):
         evaluate.main([str(tmp_path), "--episodes", "0"])
+    (tmp_path / "config.toml").touch()  # a run that has just begun, or died before it learned
+    with pytest.raises(CheckpointError, match=r"no checkpoint to load in .*: there is no checkpoint"):
+        evaluate.main([str(tmp_path)])
     save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 1})
     with pytest.raises(CheckpointError, match="has no 'config'"):
         evaluate.main([str(tmp_path)])
@@ -343,6 +346,8 @@ def test_what_an_environment_told_is_reported_and_no_score_that_is_unknown():
         **{"env": "gym:X", "checkpoint": "runs/x/checkpoints/step-10"},
     }
     assert "is_success        0.25" in table(report).splitlines()
+    assert "10 steps, 3 updates\n" in table(report)
+    assert "10 steps, 1 update\n" in table({**report, "updates": 1})
     assert markdown([report]).splitlines()[0] == "| steps | mean return | 95 % interval | episodes |"
     scored = markdown([report, {**report, "human_normalized": 0.5}]).splitlines()
     assert scored[0] == "| steps | mean return | 95 % interval | human-normalised | episodes |"

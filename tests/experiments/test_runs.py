@@ -264,6 +264,7 @@ def test_the_overview_lists_runs_and_what_cannot_be_read(tmp_path, capsys):
         "changed",
     ]
     assert "unreadable" in bad
+    assert len(new) < 100 < len(bad)  # the words of the error widen no column
     assert new.split()[:7] == [
         *("runs/new", "cartpole-ppo", "gym:CartPole-v1", "done", "100,000", "100%", "12.50")
     ]

@@ -17,7 +17,8 @@ def write_status(steps, note=""):
     metrics["speed/updates_per_s"] = 10.0
     metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
     status = {"steps": steps, "frames": steps, "updates": updates, "updates_since_start": updates}
-    text = json.dumps({**status, "metrics": metrics, "note": note})
+    environments = {"episodes": 0 if behaviour == "endless" else steps // 20}
+    text = json.dumps({**status, "metrics": metrics, "environments": environments, "note": note})
     temporary = run_dir / f".status.{os.getpid()}"
     temporary.write_text(text)
     temporary.replace(run_dir / "status.json")
@@ -55,8 +56,8 @@ def learner():
         time.sleep(600)  # longer than any test waits
     if behaviour == "slow-start":
         time.sleep(1.0)  # several lines of the log
-    ending = ("finish", "high-rate", "idle", "slow-start", "slow-end", "dies-of-updates", "dies-once")
-    steps, most = 0, 2000 if behaviour in ending else 1900
+    ending = ("finish", "endless", "high-rate", "idle", "dies-of-updates", "dies-once")
+    steps, most = 0, 2000 if behaviour in ending or behaviour.startswith("slow-") else 1900
     while steps < 2000:
         steps = min(steps + 100, most)
         with contextlib.suppress(OSError):  # a full disk ends no learner

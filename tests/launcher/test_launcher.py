@@ -13,10 +13,13 @@ import psutil
 import pytest
 
 from tests.harness import PATIENCE_S, leave, until
-from troupe.common.config import load_config
+from troupe.common.config import config_from_dict, load_config
+from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.lifecycle import INTERRUPTED
+from troupe.services.launcher import launcher
 from troupe.services.launcher.launcher import _how_to_evaluate, _how_to_extend
+from troupe.services.launcher.supervisor import ChildSpec
 
 LAUNCH = Path(__file__).with_name("fake_launch.py")
 ALL = ["learner", "replay", "actor-0", "actor-1", "evaluator"]
@@ -105,9 +108,37 @@ def test_a_complete_run_ends_by_itself(launch):
     assert f"troupe resume {run.run_dir} --total-steps 4000" in output
     assert "steps/s 1,000" in output
     assert "nothing was learned" not in output
+    assert "no episode" not in output
     assert "troupe why" not in output
     run.assert_nothing_is_left()
     assert 'id = "gym:CartPole-v1"' in run.text("config.toml")
+
+
+def test_the_end_says_that_no_episode_has_ended(launch):
+    code, output = launch("endless").wait()
+    assert code == 0, output
+    slots = load_config().total_slots
+    assert f"no episode has ended in {2000 / slots:,.0f} steps of each slot, so there is no" in output
+
+
+def test_lines_come_less_often_as_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    now_s = 0.0
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: now_s)
+    config = config_from_dict({"run": {"log_every_s": 2.0}}, typed_agent=False)
+    spec = ChildSpec("learner", lambda restarts: [], tmp_path / "learner.log")
+    shown = launcher._Launcher(
+        config, tmp_path, tmp_path, StopSignal(), [spec], [], resume=False, damaged="", progress=False
+    )
+    (tmp_path / "status.json").write_text('{"steps": 1, "metrics": {"speed/steps_per_s": 1.0}, "note": ""}')
+    said_s = []
+    for now_s in range(2 * 3600):
+        shown._show()
+        said_s += [now_s] * bool(capsys.readouterr().out)
+    gaps = np.diff(said_s)
+    assert list(gaps[:8]) == [2] * 8, "a run of seconds is followed closely"
+    assert np.all(np.diff(gaps) >= 0)
+    assert set(gaps[np.array(said_s[:-1]) > 700]) == {60}
+    assert len(said_s) < 160, "not 3,600 lines"
 
 
 def test_that_a_run_starts_is_said_once(launch):
