@@ -124,8 +124,7 @@ def explain(words: Sequence[str]) -> int:
     algorithm = NAMES.get(path, path)
     if algorithm != path:
         print(f"{path} is {algorithm} with values that `troupe config show --algo {path} --env ID` prints\n")
-    path = algorithm
-    print(explanation(path) if path else overview())
+    print(explanation(algorithm) if algorithm else overview())
     return 0
 
 

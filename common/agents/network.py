@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -34,7 +34,6 @@ from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixe
 from troupe.common.nets.spectral import spectral_layers
 from troupe.common.nets.torsos import MIN_SIDE
 from troupe.common.rl.normalizers import Normalizer, RunningMoments
-from troupe.common.rl.policy_losses import Multiplier
 
 if TYPE_CHECKING:
     from troupe.common.data.schema import FieldSpec
@@ -78,6 +77,7 @@ class Learner:
         net: the network that learns.
         optimizer: of its parameters, and possibly of others.
         max_grad_norm: the global norm of the network's gradient is clipped to this; 0: not clipped.
+        apart: parameters of the network that are not clipped with it, such as a temperature.
 
     Attributes:
         updates: batches learned from so far.
@@ -85,7 +85,13 @@ class Learner:
         reduction: over the learners that share each batch.
     """
 
-    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        max_grad_norm: float,
+        apart: Iterable[Tensor] = (),
+    ) -> None:
         self.net = net
         self.optimizer = optimizer
         self.updates = self.taken_over = 0
@@ -94,9 +100,8 @@ class Learner:
         self._spectral = spectral_layers(net)
         # Once: finding them in nested modules takes longer than many a step.
         self._parameters: list[Tensor] = list(net.parameters())
-        multipliers = [module for module in net.modules() if isinstance(module, Multiplier)]
-        adjusted = {id(each) for module in multipliers for each in module.parameters()}
-        self._clipped = [each for each in self._parameters if id(each) not in adjusted]
+        left_out = {id(each) for each in apart}  # by identity: tensors compare by elements
+        self._clipped = [each for each in self._parameters if id(each) not in left_out]
 
     def step(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """Learns from a batch by one move down the gradient of its loss; see `descend`."""
@@ -119,8 +124,8 @@ class Learner:
             if loss is not None and weight != 0:
                 loss.backward()
         # With infinity nothing is clipped, and the norm is still measured. Multipliers and temperatures are
-        # not among these parameters, also where a network publishes one: their gradients have another scale
-        # and would eat into the network's share.
+        # not among these parameters: their gradients have another scale and would eat into the network's
+        # share.
         norm = nn.utils.clip_grad_norm_(self._clipped, self._max_grad_norm or float("inf"))
         self.optimizer.step()
         for layer in self._spectral:

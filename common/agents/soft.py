@@ -121,6 +121,7 @@ def learner_of(
         net,
         optimizer,
         config.max_grad_norm,
+        net.entropy_cost.parameters(),
         period_updates=period_updates,
         tau=config.tau,
         draws="noise",

@@ -40,7 +40,7 @@ MAX_BACKOFF_S = 15.0
 _STACKS_S = 0.5
 """How long a child that hangs is given to write its stacks, which it does in C."""
 # Trying again cannot help against a wrong configuration, a refused key or a run that has no whole checkpoint.
-FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
+FINAL_EXIT_CODES = tuple(error.exit_code for error in (ConfigError, AuthError, CheckpointError))
 _WITHOUT_A_WORD: dict[int, str] = {
     signal.SIGKILL: "killed from outside, possibly for lack of memory",
     signal.SIGTERM: "stopped from outside",

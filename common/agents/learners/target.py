@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Generic
 
 import numpy as np
@@ -24,6 +25,7 @@ class TargetLearner(Learner, Generic[Network]):
         net: see `Learner`.
         optimizer: see `Learner`.
         max_grad_norm: see `Learner`.
+        apart: see `Learner`.
         period_updates: updates between two moves of the target.
         tau: how far it moves towards the network then; 1: all the way (Mnih et al. 2015).
         draws: the name that the generator's state has in a checkpoint; empty: nothing is drawn.
@@ -39,13 +41,14 @@ class TargetLearner(Learner, Generic[Network]):
         net: Network,
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float,
+        apart: Iterable[Tensor] = (),
         *,
         period_updates: int,
         tau: float = 1.0,
         draws: str = "",
         seed: int = 0,
     ) -> None:
-        super().__init__(net, optimizer, max_grad_norm)
+        super().__init__(net, optimizer, max_grad_norm, apart)
         self.target = frozen_copy(net)
         self._target_parameters: list[Tensor] = list(self.target.parameters())
         self._target_spectral = spectral_layers(self.target)
