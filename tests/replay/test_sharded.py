@@ -16,6 +16,7 @@ from troupe.common.wire.codec import WireError
 from troupe.common.wire.replay import batch_reader, draws
 from troupe.common.wire.replay.codec import encode_insert, infer_specs
 from troupe.services.learner.batches.prefetch import Prefetcher
+from troupe.services.replay import requests
 
 
 @pytest.fixture
@@ -212,35 +213,68 @@ def test_a_shard_dies_and_returns(context, start, connect):
     until(lambda: set(batches(30)) == {shards[0].endpoint, third.endpoint})
 
 
-def test_what_a_queue_gives_when_its_shard_is_back_is_used(context, tmp_path, connect):
-    """The shard is tried with a request, whose items are nowhere else then."""
-    queue = asdict(parse_table("default:limiter=queue,capacity=100"))
-    shards = [Shard(context, tmp_path / name, f"ipc://{tmp_path}/{name}.socket", **queue) for name in "ab"]
-    try:
-        client = connect(*shards, liveness_s=1.0)
-        for _ in range(4):
+@pytest.fixture
+def queues(context, tmp_path):
+    """Two shards of queues, by functions that start and end one."""
+    running = {}
+
+    def start(name):
+        table = asdict(parse_table("default:limiter=queue,capacity=100"))
+        running[name] = Shard(context, tmp_path / name, f"ipc://{tmp_path}/{name}.socket", **table)
+        return running[name]
+
+    yield start, lambda name: running.pop(name).end()
+    for shard in running.values():
+        shard.end()
+
+
+def take_all(client, count):
+    """So many values, by four requests at a time."""
+    values = []
+
+    def take():
+        for _ in range(4 - client.outstanding_samples):
             client.request_sample(4)
-        lost = shards[1].endpoint
-        until(lambda: all(each.wanted for each in client._shards.values()), step=lambda: client.receive(0.1))
-        shards[1].end()
-        until(lambda: client._shards[lost].lost, step=lambda: client.receive(0.1))
-        shards[1] = Shard(context, tmp_path / "b", lost, **queue)
-        fill(context, shards[1], np.arange(8.0), np.ones(8))
-        until(lambda: not client._shards[lost].lost, step=lambda: client.receive(0.1))
-        fill(context, shards[0], np.arange(8.0, 24.0), np.ones(16))
-        values = []
+        if (batch := client.receive(0.1)) is not None:
+            values.extend(batch.fields["value"][:, 0])
 
-        def take():
-            for _ in range(4 - client.outstanding_samples):
-                client.request_sample(4)
-            if (batch := client.receive(0.1)) is not None:
-                values.extend(batch.fields["value"][:, 0])
+    until(lambda: len(values) >= count, step=take, why=lambda: f"{sorted(values)}: {client.wait_reason}")
+    return sorted(values)
 
-        until(lambda: len(values) == 24, step=take, why=lambda: f"{sorted(values)}: {client.wait_reason}")
-        assert sorted(values) == list(range(24))
-    finally:
-        for shard in shards:
-            shard.end()
+
+def ask_both(client):
+    for _ in range(4):
+        client.request_sample(4)
+    until(lambda: all(each.wanted for each in client._shards.values()), step=lambda: client.receive(0.1))
+
+
+def test_what_a_queue_gives_when_its_shard_is_back_is_used(context, queues, connect):
+    """The shard is tried with requests, whose items are nowhere else then."""
+    start, end = queues
+    first, second = start("a"), start("b")
+    client = connect(first, second, liveness_s=1.0)
+    ask_both(client)
+    end("b")
+    until(lambda: client._shards[second.endpoint].lost, step=lambda: client.receive(0.1))
+    fill(context, start("b"), np.arange(8.0), np.ones(8))
+    until(lambda: not client._shards[second.endpoint].lost, step=lambda: client.receive(0.1))
+    fill(context, first, np.arange(8.0, 24.0), np.ones(16))
+    assert take_all(client, 24) == list(range(24))
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_a_queue_gives_late_is_used(context, queues, connect, monkeypatch):
+    """A shard that answers after others were asked instead of it has given what is nowhere else."""
+    monkeypatch.setattr(requests, "PARK_S", 60.0)  # what is asked of it waits there
+    shards = [queues[0](name) for name in "ab"]
+    client = connect(*shards)
+    ask_both(client)
+    with monkeypatch.context() as patch:
+        patch.setattr(draws, "LOST_S", -1.0)
+        until(lambda: client._shards[shards[0].endpoint].lost, step=lambda: client.receive(0))
+    for at, shard in enumerate(shards):
+        fill(context, shard, np.arange(8.0) + 8 * at, np.ones(8))
+    assert take_all(client, 16) == list(range(16))
 
 
 @pytest.mark.usefixtures("patient")

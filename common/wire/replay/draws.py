@@ -7,10 +7,10 @@ importance weights made of it are right. They have one scale, whichever shard a 
 probability in the last batches of all shards. With one shard that is the batch's own.
 
 A shard whose limiter has nothing to give takes part in no draw for a while: its requests are drawn anew from
-the others. One that does not answer, or answers what cannot be used, is lost: it takes part in none until it
-has given the batch that it is tried with now and then. That batch answers the next request for as many rows:
-what a queue has given is nowhere else. Figures over all shards are over those that took part in the draw of
-the batch.
+the others. One that does not answer, or answers what cannot be used, is lost: others are asked instead, and
+it takes part in no draw until it has answered what it owes, or the request that it is tried with. A batch
+that comes so late answers the next request for as many rows: what a queue has given is nowhere else. Figures
+over all shards are over those that took part in the draw of the batch.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ WAIT_S = 2.0
 EVEN_SHARE = 0.01
 """Share of the batches that is drawn evenly, so that no shard is ever out of sight."""
 
+MAX_LATE = 64
+"""Batches of lost shards that are kept for later requests."""
 
 _Key: TypeAlias = tuple[tuple[str, int], ...]
 
@@ -84,7 +86,7 @@ class Shard:
     # By shares and table, the least probability in its last batch.
     least: dict[_Key, dict[str, float]] = field(default_factory=dict)
     took_s: float = 0.0  # from request to batch, of all batches
-    lost: bool = False
+    lost: bool = False  # what it owes was asked of others
     trial: Mapping[str, int] = field(default_factory=dict)  # what is asked of it to see whether it is back
     trial_s: float = math.inf  # when
     backoff: Backoff = field(default_factory=lambda: Backoff(*FAULT_S))
@@ -116,8 +118,7 @@ class Draws:
         """`seed` is that of the choice of shards."""
         self.shards: dict[str, Shard] = {}
         self._unassigned: deque[_Wanted] = deque()
-        # By address, what lost shards have given to the test whether they are back.
-        self._tried: dict[str, tuple[_Key, SampleBatch]] = {}
+        self._late: deque[tuple[_Key, SampleBatch]] = deque(maxlen=MAX_LATE)  # what lost shards have given
         self._ready: deque[SampleBatch] = deque()  # of these, what was asked for since
         self._draws = system.generator(seed).random()
         self._throttle = Throttle(_LOG_PERIOD_S)
@@ -125,7 +126,7 @@ class Draws:
     @property
     def outstanding(self) -> int:
         """Batches requested and not received."""
-        asked = sum(len(shard.wanted) for shard in self.shards.values())
+        asked = sum(len(shard.wanted) for shard in self.shards.values() if not shard.lost)
         return len(self._unassigned) + asked + len(self._ready)
 
     def add(self, endpoint: str, client: ReplayClient) -> None:
@@ -135,17 +136,17 @@ class Draws:
     def remove(self, endpoint: str) -> ReplayClient:
         """Draw from this shard no more: what was asked of it is asked of others. Its client."""
         shard = self.shards.pop(endpoint)
-        self._unassigned.extend(shard.wanted.values())
+        self._unassigned.extend([] if shard.lost else shard.wanted.values())
         shard.client.cancel_samples()
         return shard.client
 
     def request(self, shares: Mapping[str, int]) -> None:
         """Ask a shard, which the first table's weights decide about, for so many rows of each table."""
         wanted = _Wanted(shares)
-        for endpoint, (key, batch) in self._tried.items():
+        for at, (key, batch) in enumerate(self._late):
             if key == wanted.key:
                 self._ready.append(batch)
-                del self._tried[endpoint]
+                del self._late[at]
                 return
         self._unassigned.append(wanted)
         self.assign()
@@ -158,8 +159,12 @@ class Draws:
         # overtake another's where they come faster than they are taken: it would not be heard.
         for endpoint, shard in sorted(self.shards.items(), key=lambda each: each[1].oldest_s):
             batch = shard.client.receive(0)
-            if shard.client.fault and (shard.wanted or (shard.lost and shard.trial_s == math.inf)):
-                self._lose(endpoint, shard, shard.client.fault, shard.backoff.next_s())
+            if shard.client.fault and shard.wanted:
+                shard.trial = next(iter(shard.wanted.values())).shares
+                shard.trial_s = system.monotonic() + shard.backoff.next_s()
+                self._lose(endpoint, shard, shard.client.fault)
+                shard.wanted.clear()
+                shard.client.cancel_samples()
                 continue
             self._draw_again(endpoint, shard)
             if batch is not None and self._complete(endpoint, shard, batch):
@@ -172,8 +177,8 @@ class Draws:
         self._unassigned.clear()
         self._ready.clear()
         for shard in self.shards.values():
-            shard.wanted.clear()  # what comes nevertheless is given back
-            if not shard.lost:  # there it is the test whether the shard is back
+            if not shard.lost:  # there it shows whether the shard is back
+                shard.wanted.clear()
                 shard.client.cancel_samples()
 
     def _chances(self, table: str, endpoints: Sequence[str]) -> dict[str, float]:
@@ -212,43 +217,40 @@ class Draws:
             self._draws = (self._draws + 0.6180339887498949) % 1.0
             bounds = np.cumsum(list(chances.values()))
             at = min(int(np.searchsorted(bounds, self._draws * bounds[-1], side="right")), len(bounds) - 1)
-            wanted.chances = {self.shards[endpoint]: chances[endpoint] for endpoint in candidates}
-            shard = self.shards[candidates[at]]
-            if not shard.wanted:
-                shard.answered_s = system.monotonic()
-            wanted.asked_s = system.monotonic()
-            shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
+            self._ask(self.shards[candidates[at]], wanted, chances)
+
+    def _ask(self, shard: Shard, wanted: _Wanted, chances: Mapping[str, float]) -> None:
+        wanted.asked_s = system.monotonic()
+        wanted.chances = {self.shards[endpoint]: chance for endpoint, chance in chances.items()}
+        if not shard.wanted:
+            shard.answered_s = wanted.asked_s
+        shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
 
     def _draw_again(self, endpoint: str, shard: Shard) -> None:
         """Have others asked for what `shard` has just not given."""
         for number in shard.client.take_turned_down():
-            shard.answered_s = system.monotonic()
-            self._is_back(endpoint, shard)
-            wanted = shard.wanted.pop(number, None)
-            if wanted is not None:
-                shard.waits_until_s[wanted.key] = system.monotonic() + WAIT_S
+            wanted, late = self._answered(endpoint, shard, number)
+            shard.waits_until_s[wanted.key] = shard.answered_s + WAIT_S
+            if not late:
                 self._unassigned.append(wanted)
 
     @staticmethod
-    def _is_back(endpoint: str, shard: Shard) -> None:
-        if shard.lost:
+    def _answered(endpoint: str, shard: Shard, number: int) -> tuple[_Wanted, bool]:
+        """What `shard` has just answered, and whether others were asked for it since."""
+        shard.answered_s = system.monotonic()
+        wanted, late = shard.wanted.pop(number), shard.lost
+        if late and not shard.wanted:
             _log.info("replay at %s is back", endpoint)
-            shard.lost, shard.trial_s = False, math.inf
+            shard.lost = False
             shard.backoff.reset()
+        return wanted, late
 
     def _complete(self, endpoint: str, shard: Shard, batch: SampleBatch) -> bool:
-        """Note what `batch` says, and make its figures those of all shards; False if nobody asked for it."""
+        """Note what `batch` says, and make its figures those of all shards; False if it comes too late."""
         for share in batch.shares:
             shard.weights[share.table] = share.total_priority
             shard.items[share.table] = share.table_items
-        shard.answered_s = system.monotonic()
-        self._is_back(endpoint, shard)
-        wanted, asked = shard.wanted.pop(batch.request_id, None), True
-        if wanted is None:  # the shard was tried with it: as if drawn from those that are there
-            wanted, asked = _Wanted(shard.trial, shard.answered_s), False
-            live = [each for each, known in self.shards.items() if not known.lost]
-            chances = self._chances(wanted.table, live)
-            wanted.chances = {self.shards[each]: chance for each, chance in chances.items()}
+        wanted, late = self._answered(endpoint, shard, batch.request_id)
         shard.waits_until_s.pop(wanted.key, None)
         shard.took_s += shard.answered_s - wanted.asked_s
         batch.shard = endpoint
@@ -269,9 +271,9 @@ class Draws:
         batch.shares = [self._of_all(share, wanted.chances) for share in batch.shares]
         batch.table_items = batch.shares[0].table_items
         batch.total_priority = batch.shares[0].total_priority
-        if not asked:
-            self._tried[endpoint] = wanted.key, batch
-        return asked
+        if late:
+            self._late.append((wanted.key, batch))
+        return not late
 
     @staticmethod
     def _of_all(share: Share, shards: Collection[Shard]) -> Share:
@@ -287,23 +289,23 @@ class Draws:
         for endpoint, shard in self.shards.items():
             if now_s >= shard.trial_s:
                 shard.trial_s, shard.client.fault = math.inf, ""
-                shard.client.cancel_samples()
-                shard.client.request_sample(shard.trial)
+                # As if drawn from it and those that answer.
+                drawn = [each for each, known in self.shards.items() if known is shard or not known.lost]
+                wanted = _Wanted(shard.trial)
+                self._ask(shard, wanted, self._chances(wanted.table, drawn))
             others = any(not each.lost for each in self.shards.values() if each is not shard)
             if shard.lost or not shard.wanted or not others:
                 continue
             if shard.client.silent_s >= LOST_S or now_s - shard.answered_s >= NO_BATCH_S:
-                self._lose(endpoint, shard, "it does not answer", 0.0)
+                self._lose(endpoint, shard, "it does not answer")
         self.assign()
 
-    def _lose(self, endpoint: str, shard: Shard, why: str, pause_s: float) -> None:
-        """Ask others for what was asked of `shard`, and try it with one request after a pause."""
-        if not shard.lost and self._throttle(endpoint):
+    def _lose(self, endpoint: str, shard: Shard, why: str) -> None:
+        """Ask others for what was asked of `shard`."""
+        if shard.lost:
+            return
+        if self._throttle(endpoint):
             _log.warning("lost replay at %s, sampling the other shards: %s", endpoint, why)
-        if shard.wanted:
-            shard.trial = next(iter(shard.wanted.values())).shares
-        shard.lost, shard.trial_s = True, system.monotonic() + pause_s
+        shard.lost = True
         shard.waits_until_s.clear()
-        shard.client.cancel_samples()
-        self._unassigned.extend(shard.wanted.values())
-        shard.wanted.clear()
+        self._unassigned.extend(_Wanted(each.shares) for each in shard.wanted.values())
