@@ -103,6 +103,9 @@ class HostRelay:
             # The kernel's lock ends with its process, however that ends; a file that merely exists would
             # outlive it.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A relay that left since the file was opened has removed it: this lock would keep nobody out.
+            if os.fstat(lock).st_nlink == 0:
+                raise FileNotFoundError(self._lock_file)
         except OSError:
             os.close(lock)
             if self._client is None:

@@ -1,5 +1,6 @@
 """Processes of one host that fetch parameters through one of them."""
 
+import fcntl
 import itertools
 import os
 import queue
@@ -164,6 +165,27 @@ def test_a_learner_that_publishes_faster_than_it_is_fetched_from_keeps_nobody_wa
     relay.close()
     other.close()
     context.destroy(linger=0)
+
+
+def test_a_relay_that_leaves_while_another_process_tries_is_replaced_by_one(context, tmp_path, monkeypatch):
+    lock = fcntl.flock
+
+    def join():
+        return HostRelay(context, tmp_path / "relay", Member(), "relay", zmq.Poller())
+
+    relay = join()
+
+    def leave_first(*arguments):
+        relay.close()
+        lock(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", leave_first)
+        others = [join()]  # has opened a file that is gone when it is locked
+    others.append(join())
+    assert [other.serves for other in others] == [False, True]
+    for other in others:
+        other.close()
 
 
 def test_a_directory_of_others_is_refused(tmp_path):
