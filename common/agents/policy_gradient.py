@@ -209,7 +209,7 @@ class _Adjusted(nn.Module):
         """Of V-MPO, a positive scalar."""
         # exp(14) is about a million: beyond it, or below its inverse, V-MPO's weights are uniform or a single
         # one anyway.
-        return (self._speed * self.log_temperature).clamp(-14.0, 14.0).exp()
+        return policy_losses.clamped(self._speed * self.log_temperature, 14.0).exp()
 
 
 class PolicyGradientAgent(NetworkAgent):

@@ -6,7 +6,7 @@ All arguments are `[...]` of one shape unless it says otherwise; no gradient flo
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,29 @@ def value_errors(
     return torch.maximum(error(values), error(before + (values - before).clamp(-clip, clip)))
 
 
+class _Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.limit = limit
+        return x.clamp(-limit, limit)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        outwards = (x >= ctx.limit) & (gradient < 0) | (x <= -ctx.limit) & (gradient > 0)
+        return gradient.masked_fill(outwards, 0.0), None
+
+
+def clamped(x: Tensor, limit: float) -> Tensor:
+    """`x` within `[-limit, limit]`; beyond it only a gradient whose descent leads back is passed on.
+
+    `torch.clamp` passes none at all there: a parameter that is once beyond would stay for ever.
+    """
+    bounded: Tensor = _Clamped.apply(x, limit)
+    return bounded
+
+
 class Multiplier(nn.Module):
     """The weight of a term of the loss: fixed, or a Lagrange multiplier that holds the term at a target.
 
@@ -119,6 +142,9 @@ class Multiplier(nn.Module):
 
     MAX_LOG = 20.0
     """An adjusted weight stays between exp(-20) and exp(20)."""
+    FIRST = 1e-3
+    """Where an adjusted weight begins whose cost is 0. Its gradient is in proportion to it: one that is much
+    smaller has less than an optimiser's epsilon, and would not move for millions of updates."""
 
     def __init__(self, cost: float, target: float | None, *, at_most: bool, speed: float = 10.0) -> None:
         super().__init__()
@@ -128,8 +154,7 @@ class Multiplier(nn.Module):
         self._fixed = cost
         self.used = cost > 0 or target is not None
         if target is not None:
-            # A cost of 0 is a fine fixed weight, but it has no logarithm to begin from.
-            start = math.log(max(cost, math.exp(-self.MAX_LOG))) / speed
+            start = math.log(cost or self.FIRST) / speed
             # Scaled by `speed`: Adam moves every parameter by about its learning rate, which is a network's
             # and would take the logarithm of a weight too long.
             self.position = nn.Parameter(torch.tensor(start))
@@ -138,7 +163,7 @@ class Multiplier(nn.Module):
         """The weight, a scalar; it has a gradient if it is adjusted."""
         if self.target is None:
             return torch.tensor(self._fixed)
-        return (self._speed * self.position).clamp(-self.MAX_LOG, self.MAX_LOG).exp()
+        return clamped(self._speed * self.position, self.MAX_LOG).exp()
 
     def loss(self, measured: Tensor) -> Tensor:
         """The term of a measured scalar: its gradient moves what is measured, and the weight."""

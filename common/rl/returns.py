@@ -121,13 +121,17 @@ def quantile_losses(values: Tensor, shares: Tensor, targets: Tensor, delta: floa
 
 def signed_hyperbolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """Value rescaling `sign(x) (sqrt(|x| + 1) - 1) + epsilon x` (Pohlen et al. 2018, proposition A.2)."""
-    return torch.sign(x) * (torch.sqrt(torch.abs(x) + 1.0) - 1.0) + epsilon * x
+    # `sqrt(|x| + 1) - 1` without the difference, of which float32 has no digits where x is small.
+    return x / (torch.sqrt(torch.abs(x) + 1.0) + 1.0) + epsilon * x
 
 
 def signed_parabolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """Inverse of `signed_hyperbolic` for the same `epsilon` > 0 (Pohlen et al. 2018, proposition A.2)."""
     root = torch.sqrt(1.0 + 4.0 * epsilon * (torch.abs(x) + 1.0 + epsilon))
-    return torch.sign(x) * (torch.square((root - 1.0) / (2.0 * epsilon)) - 1.0)
+    # The paper's `((root - 1) / (2 epsilon))^2 - 1` is `(s + 1)^2 - 1` with this s. Its differences lose the
+    # digits of a small epsilon and of a small x.
+    s = 2.0 * x / (root + 1.0 + 2.0 * epsilon)
+    return s * (torch.abs(s) + 2.0)
 
 
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:

@@ -99,6 +99,40 @@ def test_a_multiplier_grows_while_its_bound_is_broken(at_most, measured, grows):
     assert value.grad.item() == pytest.approx(0.3 if at_most else -0.3)
 
 
+@pytest.mark.parametrize("end", [-1.0, 1.0])
+@pytest.mark.parametrize("at_most", [True, False])
+def test_a_multiplier_comes_back_from_its_ends_and_goes_no_further(at_most, end):
+    multiplier = Multiplier(1.0, 1.0, at_most=at_most, speed=7.0)
+    with torch.no_grad():
+        multiplier.position.fill_(end * 20.1 / 7.0)
+    assert multiplier.value().item() == pytest.approx(math.exp(20.0 * end), rel=1e-4)
+    broken, kept = (3.0, 0.2) if at_most else (0.2, 3.0)
+    for measured, leads_back in ((broken, end < 0), (kept, end > 0)):
+        multiplier.position.grad = None
+        multiplier.loss(torch.tensor(measured)).backward()
+        gradient = multiplier.position.grad.item()
+        assert gradient * end > 0 if leads_back else gradient == 0
+
+
+def test_a_weight_that_is_not_given_grows_while_its_bound_is_broken():
+    multiplier = Multiplier(0.0, 0.01, at_most=True)
+    optimizer = torch.optim.Adam(multiplier.parameters(), lr=3e-4, eps=1e-5)  # PPO's
+    for _ in range(2000):
+        optimizer.zero_grad()
+        multiplier.loss(torch.tensor(0.05)).backward()
+        optimizer.step()
+    assert multiplier.value().item() > 0.1
+
+
+def test_a_temperature_that_is_too_low_rises():
+    """Advantages that were all alike have taken it below its least."""
+    log = torch.tensor(-14.2, requires_grad=True)
+    temperature = policy_losses.clamped(log, 14.0).exp()
+    _, loss = policy_losses.vmpo_loss(torch.zeros(8), torch.arange(8.0), temperature, 0.1)
+    loss.backward()
+    assert log.grad.item() < 0
+
+
 def test_a_fixed_multiplier_has_nothing_to_learn():
     multiplier = Multiplier(0.25, None, at_most=True)
     assert not list(multiplier.parameters())

@@ -1,3 +1,5 @@
+from decimal import Decimal, localcontext
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,24 @@ def test_rescaling_has_its_inverse(x, epsilon):
         np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + epsilon * x, rel=1e-9, abs=1e-12
     )
     assert returns.signed_parabolic(h, epsilon).item() == pytest.approx(x, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-3, 1e-2])
+def test_rescaling_keeps_its_digits_in_float32(epsilon):
+    """Against decimals of 50 digits: of tiny values, of which differences leave nothing, and large ones."""
+    with localcontext(prec=50):
+        for size in (1e-30, 1e-7, 1e-4, 0.01, 1.0, 300.0, 1e6):
+            x = torch.tensor(size)
+            exact, e = Decimal(x.item()), Decimal(epsilon)
+            h = (exact + 1).sqrt() - 1 + e * exact
+            inverse = (((1 + 4 * e * (exact + 1 + e)).sqrt() - 1) / (2 * e)) ** 2 - 1
+            for got, want in (
+                (returns.signed_hyperbolic(x, epsilon), h),
+                (returns.signed_parabolic(x, epsilon), inverse),
+                (-returns.signed_hyperbolic(-x, epsilon), h),
+                (-returns.signed_parabolic(-x, epsilon), inverse),
+            ):
+                assert got.item() == pytest.approx(float(want), rel=1e-6, abs=0)
 
 
 @given(st.floats(-50, 50), st.sampled_from([0.5, 1.0, 3.0]))
