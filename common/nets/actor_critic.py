@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.nets.initializers import orthogonal, output_layer
-from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.nets.recurrent import SequenceBody, exact
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
 
@@ -35,14 +35,14 @@ class PolicyHead(nn.Module):
 
     def params(self, features: Tensor) -> Tensor:
         """Map `[..., features]` to parameters `[..., P]`."""
-        params: Tensor = self.policy(features)
+        params = exact(self.policy, features)
         if self.free is None:
             return params
         return torch.cat([params, self.free.expand(*params.shape[:-1], -1)], dim=-1)
 
     def value(self, features: Tensor) -> Tensor:
         """Map `[..., features]` to values `[...]`."""
-        return self.baseline(features).squeeze(-1)
+        return exact(self.baseline, features).squeeze(-1)
 
 
 class ActorCritic(SequenceBody):

@@ -17,6 +17,21 @@ from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec, runs
 
 
+def exact(head: nn.Module, features: Tensor) -> Tensor:
+    """What last layers make of features, float32 also within autocast.
+
+    What they say is compared: values with returns, and the chances of an action with those that it was drawn
+    with. Values round 100 are half a unit apart in bfloat16.
+    """
+    kind = features.device.type
+    if not torch.is_autocast_enabled(kind):
+        said: Tensor = head(features)
+        return said
+    with torch.autocast(kind, enabled=False):
+        said = head(features.float())
+    return said
+
+
 class LstmCore(nn.Module):
     """LSTM over time-major sequences in which episodes begin.
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from troupe.common.nets.initializers import output_layer
 from troupe.common.nets.q_network import DuelingHead
-from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.nets.recurrent import SequenceBody, exact
 from troupe.common.rl.normalizers import ReturnScale
 from troupe.common.spaces import ActionSpec
 
@@ -42,4 +42,4 @@ class RecurrentQNetwork(SequenceBody):
     ) -> tuple[Tensor, Tensor]:
         """Arguments as `remember`; Q values `[T, B, A]`, and the memory after the last step."""
         features, state = self.remember(obs, last_action, last_reward, first, state)
-        return self.head(features), state
+        return exact(self.head, features), state

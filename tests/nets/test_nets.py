@@ -12,6 +12,7 @@ from troupe.common.nets.initializers import lecun_normal
 from troupe.common.nets.language import InstructionEncoder
 from troupe.common.nets.q_network import DuelingHead, QNetwork
 from troupe.common.nets.recurrent import LstmCore, last_step
+from troupe.common.nets.recurrent_q import RecurrentQNetwork
 from troupe.common.nets.torsos import PIXEL_TORSOS, HadamaxTorso, make_torso
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
@@ -235,6 +236,30 @@ def test_the_last_step_can_be_hidden():
         one = net(obs, zeros.long(), zeros, first, state)[1]
         other = net(obs, zeros.long() + 3, zeros + 1, first, state)[1]
         assert torch.equal(one, other) != sees
+
+
+@pytest.mark.parametrize("kind", ["policy", "q"])
+def test_what_networks_say_is_not_rounded_where_they_compute_in_bfloat16(kind):
+    """Values round 100, which are half a unit apart in bfloat16, of features that are computed in it."""
+    torch.manual_seed(0)
+    body = {"mlp_units": (64,), "see_last_step": False}
+    if kind == "policy":
+        net = ActorCritic((8,), ActionSpec.discrete(4), "mlp", policy_size=4, **body)
+        last = net.head.baseline
+    else:
+        net = RecurrentQNetwork((8,), ActionSpec.discrete(4), "mlp", head_units=0, **body)
+        last = net.head
+    with torch.no_grad():
+        last.bias.fill_(100.0)
+    steps = torch.zeros(1, 256, dtype=torch.int64), torch.zeros(1, 256), torch.zeros(1, 256) > 0
+    obs, memory = torch.randn(1, 256, 8), torch.zeros(256, 0)
+    with torch.no_grad():
+        exact = net(obs, *steps, memory)[:-1]
+        with torch.autocast("cpu", torch.bfloat16):
+            said = net(obs, *steps, memory)[:-1]
+    for ours, theirs in zip(said, exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("shared", [True, False])
