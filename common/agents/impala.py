@@ -23,7 +23,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy
 from troupe.common.rl.policy_losses import Multiplier
-from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
+from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps, without_old_ends
 from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.vtrace import VTrace, vtrace
 
@@ -257,7 +257,7 @@ class ImpalaAgent(NetworkAgent):
         # Targets are constants: V-trace has no gradient, and one through the values would teach them to meet
         # themselves.
         in_returns = self.net.in_returns(values.detach())
-        corrected = self._corrected(unrolls, -log_ratio.detach(), in_returns, trusted)
+        corrected = self._corrected(unrolls, -log_ratio.detach(), in_returns, trusted, replayed)
         advantages, targets = corrected.advantages, corrected.targets
         if (returns := self.net.returns) is not None:
             self.net.observe_returns(targets)
@@ -307,14 +307,24 @@ class ImpalaAgent(NetworkAgent):
         return trusted_steps(divergence, self.config.trust_region, replayed)
 
     def _corrected(
-        self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor, trusted: Tensor | None
+        self,
+        unrolls: Unrolls,
+        log_rhos: Tensor,
+        values: Tensor,
+        trusted: Tensor | None,
+        replayed: Tensor | None,
     ) -> VTrace:
         """V-trace targets and advantages `[T, B]` for values `[T + 1, B]`."""
         config = self.config
+        rewards = policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
         discounts, following, continues = unrolls.outcomes(values, config.gamma)
+        if replayed is not None:
+            rewards, discounts = without_old_ends(
+                rewards, discounts, values[:-1], unrolls.truncated, replayed
+            )
         return vtrace(
             log_rhos,
-            policy.clip_reward(unrolls.last_reward[1:], config.reward_clip),
+            rewards,
             discounts,
             values[:-1],
             following,

@@ -8,6 +8,7 @@ from tests.rl import oracles
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import make_vector
 from troupe.common.errors import CheckpointError, ConfigError
@@ -229,7 +230,8 @@ def test_clear_by_hand(reduction):
     clear = ImpalaConfig(**options, clear_policy_cost=0.3, clear_value_cost=0.6)
     batch = random_batch(np.random.default_rng(5), make_agent(clear, VECTOR, seed=0), 6)
     got, logits, values = updated(clear, batch)
-    plain, _, _ = updated(ImpalaConfig(**options), {k: v for k, v in batch.items() if k != "value"}, None)
+    without = ImpalaConfig(**options), {k: v for k, v in batch.items() if k != "value"}
+    plain, _, _ = updated(*without)
     mu = batch["behaviour"].transpose(1, 0, 2).astype(float)
     terms = (0.3 * kl(mu, logits) + 0.6 * (values - batch["value"].T) ** 2) * REPLAYED
     want = terms.mean() if reduction == "mean" else terms.sum()
@@ -237,8 +239,27 @@ def test_clear_by_hand(reduction):
     assert got["learner/cloning_loss"] == pytest.approx(terms[:, REPLAYED].mean(), rel=1e-4)
     assert got["learner/replayed_kl"] == pytest.approx(kl(mu, logits)[:, REPLAYED].mean(), rel=1e-4)
     fresh, _, _ = updated(clear, batch, None)
-    assert fresh["learner/loss"] == pytest.approx(plain["learner/loss"])
+    assert fresh["learner/loss"] == pytest.approx(updated(*without, None)[0]["learner/loss"])
     assert "learner/cloning_loss" not in fresh
+
+
+@pytest.mark.parametrize("estimator", ["impala", "gae", "vtrace", "n_step"])
+def test_what_an_old_network_thought_of_a_time_limit_is_not_learned_from(estimator):
+    ppo = {"epochs": 1, "minibatch_steps": 0}
+    config = (
+        ImpalaConfig(**SMALL)
+        if estimator == "impala"
+        else PolicyGradientConfig(**SMALL, **ppo, advantages=estimator)
+    )
+    batch = random_batch(np.random.default_rng(5), make_agent(config, VECTOR, seed=0), 6)
+
+    def loss_where(rows):
+        final = batch["final_value"] + 9.0 * rows[:, None].astype(np.float32)
+        return updated(config, batch | {"final_value": final})[0]["learner/baseline_loss"]
+
+    as_it_is = loss_where(np.zeros(6, bool))
+    assert loss_where(REPLAYED) == as_it_is
+    assert loss_where(~REPLAYED) > 2.0 * as_it_is
 
 
 def implied(pi_logits, mu_logits):

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from tests.rl import oracles
-from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
+from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps, without_old_ends
+from troupe.common.rl.sequences import lambda_returns, n_step_returns
 from troupe.common.rl.vtrace import vtrace
 
 STEPS, ROWS = 7, 4
@@ -82,3 +83,35 @@ def test_vtrace_of_trusted_steps_is_the_sum_of_products():
     np.testing.assert_allclose(got.advantages, advantages)
     np.testing.assert_array_equal(got.targets.numpy()[~trusted], s["values"][~trusted])
     assert not got.advantages.numpy()[~trusted].any()
+
+
+@pytest.mark.parametrize("estimator", ["vtrace", "lambda", "n_step"])
+def test_a_replayed_episode_that_was_cut_off_ends_one_step_earlier(estimator):
+    """With today's value of the observation before its last step, whatever was thought of the one after."""
+    rng = np.random.default_rng(5)
+    s, log_rhos = oracles.random_sequences(rng, 9, 6, end=0.7), rng.normal(size=(9, 6))
+    replayed = np.array([True, False, True, True, False, True])
+    old = s["truncated"] & replayed
+    assert old[1:].any()
+    earlier = np.vstack([old[1:], np.zeros((1, 6), bool)]) & (s["continues"] == 1)
+    shorter = s | {
+        "continues": np.where(earlier, 0.0, s["continues"]),
+        "next_values": np.where(earlier, s["bootstrap"][1:], s["next_values"]),
+    }
+    rewards, discounts = without_old_ends(
+        *map(torch.tensor, (s["rewards"], s["discounts"], s["values"], s["truncated"], replayed))
+    )
+    values, following, continues = (torch.tensor(s[name]) for name in ("values", "next_values", "continues"))
+    if estimator == "vtrace":
+        clips = {"rho_bar": 1.2, "c_bar": 1.0, "pg_rho_bar": 1.5, "lambda_": 0.9}
+        got = vtrace(torch.tensor(log_rhos), rewards, discounts, values, following, continues, **clips)
+        want, advantages = oracles.vtrace(shorter, log_rhos, *clips.values())
+        np.testing.assert_allclose(got.advantages, np.where(old, 0.0, advantages), atol=1e-12)
+        got = got.targets
+    elif estimator == "lambda":
+        got = lambda_returns(rewards, discounts, following, continues, 0.8)
+        want = oracles.lambda_return(shorter, 0.8)
+    else:
+        got = n_step_returns(rewards, discounts, following, continues, 3)
+        want = oracles.n_step(shorter, 3)
+    np.testing.assert_allclose(got, np.where(old, s["values"], want), atol=1e-12)

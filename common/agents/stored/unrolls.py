@@ -41,9 +41,14 @@ class Unrolls(NamedTuple):
     behaviour: Tensor
     """`[T, B, P]`, parameters of the policy that acted; P is 0 where there is none."""
     final_value: Tensor
-    """`[T, B]`."""
+    """`[T, B]`, of an episode's last observation where step t truncated it, by the network that acted."""
     memory: Tensor
     """`[B, memory_size]` before the first step."""
+
+    @property
+    def truncated(self) -> Tensor:
+        """`[T, B]` bool, the steps at which a time limit cut the episode."""
+        return self.ended[1:] == TRUNCATED
 
     def outcomes(self, values: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
         """What `troupe.common.rl.sequences` wants to know of the steps, given values `[T + 1, B]` of
@@ -54,7 +59,7 @@ class Unrolls(NamedTuple):
         """
         ended = self.ended[1:]
         discounts = gamma * (ended != TERMINATED).to(values.dtype)
-        following = next_values(values, ended == TRUNCATED, self.final_value)
+        following = next_values(values, self.truncated, self.final_value)
         return discounts, following, (ended == 0).to(values.dtype)
 
 
