@@ -13,6 +13,7 @@ from troupe.common.data.accumulators.n_step import NStepAccumulator
 from troupe.common.data.accumulators.sequences import BETWEEN
 from troupe.common.data.accumulators.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator
 from troupe.common.data.schema import SlotStep
+from troupe.common.rl.replayed import without_old_ends
 from troupe.common.rl.sequences import generalized_advantages, lambda_returns, n_step_returns, next_values
 from troupe.common.rl.vtrace import vtrace
 
@@ -65,10 +66,11 @@ def transitions(n_steps, terminates=False):
     return targets
 
 
-def unrolls(estimator, terminates=False):
+def unrolls(estimator, terminates=False, replayed=False):
     def targets(table, seed):
         accumulator = UnrollAccumulator(8, 0, 0)
-        chunks = played(accumulator, table, seed, steps=64, terminates=terminates)
+        said = np.zeros(2) if replayed else table  # the first network has acted
+        chunks = played(accumulator, said, seed, steps=64, terminates=terminates)
         stored = {
             name: np.stack([chunk.fields[name] for chunk in chunks], axis=1)
             for name in ("obs", "reward", "ended", "final_value")
@@ -79,6 +81,9 @@ def unrolls(estimator, terminates=False):
         following = next_values(values, ended == TRUNCATED, torch.from_numpy(stored["final_value"]).double())
         discounts, continues = GAMMA * (ended != TERMINATED).double(), (ended == 0).double()
         rewards = torch.from_numpy(stored["reward"][1:]).double()
+        if replayed:
+            rows = torch.ones(ended.shape[1], dtype=torch.bool)
+            rewards, discounts = without_old_ends(rewards, discounts, values[:-1], ended == TRUNCATED, rows)
         steps = rewards, discounts, following, continues
         if estimator == "gae":
             advantages = generalized_advantages(rewards, discounts, values[:-1], following, continues, 0.8)
@@ -100,9 +105,10 @@ def test_transitions_of_episodes_that_are_cut_are_worth_what_goes_on(n_steps):
     np.testing.assert_allclose(settled(transitions(n_steps)), WORTH, rtol=1e-5)
 
 
+@pytest.mark.parametrize("replayed", [False, True], ids=["fresh", "replayed"])
 @pytest.mark.parametrize("estimator", ["gae", "vtrace", "lambda", "n_step"])
-def test_unrolls_of_episodes_that_are_cut_are_worth_what_goes_on(estimator):
-    np.testing.assert_allclose(settled(unrolls(estimator)), WORTH, rtol=1e-5)
+def test_unrolls_of_episodes_that_are_cut_are_worth_what_goes_on(estimator, replayed):
+    np.testing.assert_allclose(settled(unrolls(estimator, replayed=replayed)), WORTH, rtol=1e-5)
 
 
 @pytest.mark.parametrize("targets", [transitions(3, True), unrolls("gae", True)], ids=["items", "unrolls"])
