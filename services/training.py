@@ -73,9 +73,9 @@ def train(words: Sequence[str]) -> int:
 
 
 def _serial(config: Config, run_dir: Path) -> None:
-    from troupe.serial import SerialTraining
+    from troupe.serial import SerialTraining, claimed
 
-    with _traceback_shown():
+    with _traceback_shown(), claimed(run_dir):
         training = SerialTraining(config, run_dir, StopSignal().install())
         try:
             training.run()

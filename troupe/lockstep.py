@@ -26,10 +26,9 @@ from troupe.common.envs.base import split_slots
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import newest_first, steps_of
-from troupe.common.runtime.files import lock_file, make_directory
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.joined import JoinedVector
-from troupe.serial import SerialTraining
+from troupe.serial import SerialTraining, claimed
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.replay.storage.snapshot import Snapshot, restore_snapshot
 
@@ -42,9 +41,7 @@ SNAPSHOT_S = 3600.0
 def train(config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = False) -> None:
     """Train until the run is complete or a stop is asked for; a run that is resumed has checkpoints."""
     config = repeatable_config(config)
-    make_directory(run_dir, "run directory")
-    refusal = f"{run_dir} is in use by another process; stop that one first"
-    with lock_file(run_dir / ".lock", refusal), repeatable():
+    with claimed(run_dir), repeatable():
         training = LockstepTraining(config, run_dir, stop, resume=resume)
         try:
             training.run()

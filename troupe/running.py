@@ -288,7 +288,7 @@ def _new_directory(name: str) -> Path:
 
 def _train_here(stop: StopSignal, callbacks: Callbacks, config: Config, run_dir: Path) -> None:
     """Train in this process, and call back after each row of metrics."""
-    from troupe.serial import SerialTraining
+    from troupe.serial import SerialTraining, claimed
 
     follower = Follower(run_dir, *callbacks)
 
@@ -298,12 +298,13 @@ def _train_here(stop: StopSignal, callbacks: Callbacks, config: Config, run_dir:
             if not follower.look():
                 self.stop.set()
 
-    training = Followed(config, run_dir, stop)
-    try:
-        training.run()
-    except BaseException:
-        training.close()  # the program goes on, and keeps no file open
-        raise
+    with claimed(run_dir):
+        training = Followed(config, run_dir, stop)
+        try:
+            training.run()
+        except BaseException:
+            training.close()  # the program goes on, and keeps no file open
+            raise
     follower.look()
 
 

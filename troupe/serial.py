@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -29,7 +30,14 @@ from troupe.common.errors import ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.files import CONFIG_FILE, SERIAL_FOLDER, atomic_write, write_status
+from troupe.common.runtime.files import (
+    CONFIG_FILE,
+    SERIAL_FOLDER,
+    atomic_write,
+    lock_file,
+    make_directory,
+    write_status,
+)
 from troupe.common.runtime.metrics import MetricsWriter
 from troupe.common.stats.played import levels_missed
 from troupe.common.wire.replay.codec import (
@@ -54,12 +62,18 @@ from troupe.services.replay.storage.replay import Replay
 METRICS_PERIOD_UPDATES = 20
 
 
+def claimed(run_dir: Path) -> IO[str]:
+    """Make the directory of a run in one process, and hold it until what this returns is closed."""
+    make_directory(run_dir, "run directory")
+    return lock_file(run_dir / ".lock", f"{run_dir} is in use by another process; stop that one first")
+
+
 class SerialTraining:
     """One run. `run` returns when it is complete or a stop was asked for.
 
     Args:
         config: the run's configuration; what it says of processes and addresses means nothing here.
-        run_dir: a new run directory.
+        run_dir: a new run directory, which the caller has `claimed` where others may use it.
         stop: asks for the end.
     """
 
@@ -250,7 +264,8 @@ class SerialTraining:
         row = self.training.row()
         told |= self.rollout.timing.opponents()
         self.write("actor-0", row | told | {"actor/env_restarts_total": float(self.env.restarts_total)})
-        done = f"{self.counters.steps:,} steps, {self.counters.updates:,} updates"
+        updates = self.counters.updates
+        done = f"{self.counters.steps:,} steps, {updates:,} update{'s'[: updates != 1]}"
         self.say(f"{done}, return {row['train/episode_return']:.2f}")
 
     def evaluate(self) -> None:

@@ -19,6 +19,7 @@ from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import load_newest
 from troupe.common.runtime.files import read_status
 from troupe.serial import SerialTraining
+from troupe.services.launcher.workspace import claimed_run_dir
 
 QUICK = ["--env.check_timeout_s", "0", "--run.log_every_s", "0.5"]
 
@@ -170,6 +171,8 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     )
     try:
         until(lambda: read_status(tmp_path / "run").get("steps"))
+        with pytest.raises(ConfigError, match="is in use by another launcher"):
+            claimed_run_dir(tmp_path / "run", resume=True).__enter__()
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
     finally:
