@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from troupe.common.config import load_layers
+from troupe.common.config.presets import preset_id
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.services.experiments import population, search
 from troupe.services.experiments.halving import check_enough
@@ -71,8 +72,10 @@ def _loaded(sweep: Sweep, run: Planned, values: Path) -> Loaded:
     try:
         return load_layers(sweep.preset, values, sweep.overrides, os.environ)
     except ConfigError as error:
-        # The user wrote the sweep's file, and never saw the one in the temporary folder.
-        raise ConfigError(str(error).replace(f"file {values}", f"file {sweep.source}")) from None
+        # The user wrote the sweep's file, or options over a preset, and never saw the file in the temporary
+        # folder.
+        wrote = "command line" if preset_id(sweep.source) == sweep.preset else f"file {sweep.source}"
+        raise ConfigError(str(error).replace(f"file {values}", wrote)) from None
 
 
 def _check_halving(sweep: Sweep, totals: Mapping[str, int]) -> None:

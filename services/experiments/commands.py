@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -222,5 +223,14 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def _comparison(options: argparse.Namespace) -> groups.Comparison:
-    found = [read_run(path) for path in find_runs(options.runs)]
+    found, unreadable = [], []
+    for path in find_runs(options.runs):
+        try:
+            found.append(read_run(path))
+        except ConfigError as error:
+            unreadable.append(error)
+    if not found:
+        raise unreadable[0]
+    for error in unreadable:
+        print(f"troupe: {error}: left out", file=sys.stderr)
     return groups.compare(found, [name for name in options.by.split(",") if name], options.metric)

@@ -196,14 +196,15 @@ def grid_option(text: str) -> tuple[str, list[Any]]:
     Raises:
         ValueError: it is not of this form.
     """
-    name, equals, values = text.partition("=")
+    key, equals, values = text.partition("=")
+    name = canonical(key)
     if not equals or "." not in name or not values:
         raise ValueError(text)
     try:
         found = load_toml(f"values = [{values}]")["values"]
     except tomllib.TOMLDecodeError:  # texts without quotes, such as ids of environments
         found = [value.strip() for value in values.split(",")]
-    return canonical(name), found
+    return name, found
 
 
 def halving_option(text: str) -> dict[str, int]:

@@ -54,8 +54,8 @@ def sweep(words: Sequence[str]) -> int:
     if options.slurm and not options.dry_run and not folder.exists():
         script.check_installed()
     if options.dry_run and not options.slurm:
-        runs = [f"{name}  {steps:,} steps" for name, steps in totals.items()]
-        print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(runs))
+        lines = [f"{name}  {steps:,} steps" for name, steps in totals.items()]
+        print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(lines))
         return 0
     # Only `--resume` may change fields of runs that have begun: with a file, another value is more likely a
     # mistake.
@@ -76,7 +76,8 @@ def sweep(words: Sequence[str]) -> int:
         if options.slurm and (others := runner.unfinished):  # never to be trained here as well
             print(f"{len(others)} runs are still running: the same command prints the table when they end")
             return 0
-        print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
+        runs = f"{runner.planned} run{'s'[: runner.planned != 1]}"
+        print(f"{runs} in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()
         copies = [] if runner.course is None else runner.course.table()
         print("\n".join(["", *ending.summary(runner.jobs, wanted, folder, copies)]))

@@ -216,6 +216,14 @@ def test_a_file_that_cannot_be_is_one_line_and_leaves_nothing(text, words, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["f.toml"]
 
 
+def test_values_of_the_command_line_are_told_apart_from_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", "cartpole-ppo", "--grid", "agent.gamma=0.9,x", "--dry-run"]) == 2
+    assert 'agent.gamma = "x" (command line): should be a number' in capsys.readouterr().err
+    assert cli.main(["sweep", "cartpole-ppo", "--grid", "seed=5,6", "--dry-run"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["seed=5", "seed=6"]
+
+
 def test_a_file_of_several_runs_is_refused_for_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.toml").write_text(HEAD)

@@ -270,6 +270,19 @@ def test_the_overview_lists_runs_and_what_cannot_be_read(tmp_path, capsys):
     ]
 
 
+def test_runs_that_cannot_be_read_are_named_and_left_out(tmp_path, capsys):
+    make_run(tmp_path / "runs" / "good")
+    make_run(tmp_path / "runs" / "cut").joinpath("config.toml").write_text("[run]\ntotal_st")
+    for line in ("compare runs --json", "plot runs --out p.png"):
+        assert cli.main(line.split()) == 0
+        stdout, stderr = capsys.readouterr()
+        assert "runs/cut/config.toml is not valid TOML" in stderr
+        assert stderr.endswith(": left out\n")
+        assert "cut" not in stdout
+    assert cli.main(["compare", "runs/cut"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_pictures_have_the_curves(tmp_path):
     from matplotlib.figure import Figure
 
