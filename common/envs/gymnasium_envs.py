@@ -283,7 +283,14 @@ def _unknown_id(gym: Any, config_id: str, env_id: str, error: Exception) -> str:
     if module and name not in gym.registry:
         own = hint_of_module(config_id.removesuffix(f":{name}"), name, registered_by(module, gym.registry))
         return f"unknown environment {config_id!r}: {own}"
-    near = difflib.get_close_matches(name, list(gym.registry), n=1, cutoff=0.5)
+    ids = {_bare(each): each for each in gym.registry}
+    near = difflib.get_close_matches(_bare(name), ids, n=1, cutoff=0.7)
     prefix = config_id.removesuffix(name)
-    hint = f"did you mean {prefix}{near[0]}?" if near and near[0] != name else one_line(error)
+    known = name in gym.registry or not near
+    hint = one_line(error) if known else f"did you mean {prefix}{ids[near[0]]}?"
     return f"unknown environment {config_id!r}: {hint}"
+
+
+def _bare(env_id: str) -> str:
+    """An id as it is compared: its version and capitals, which many share, make none alike."""
+    return (env_id.rpartition("-v")[0] or env_id).lower()

@@ -40,6 +40,7 @@ _STATUS_KINDS: dict[str, Any] = {
 }
 # An empty file can be made on a full disk.
 _PROBE_BYTES = 1 << 16
+_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")
 
 
@@ -200,7 +201,8 @@ def check_writable(path: Path, what: str) -> None:
     with readable(path):
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     if why := write_trouble(existing):
-        raise ConfigError(f"cannot write into the {what} {path}: {why}; make room or choose another place")
+        room = "make room or " if why in _FULL else ""
+        raise ConfigError(f"cannot write into the {what} {path}: {why}; {room}choose another place")
 
 
 def write_trouble(directory: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.config.fields import MAX_SLOTS
+from troupe.common.config.names import canonical
 from troupe.common.permits import add_module_argument
 from troupe.common.runtime.parser import Parser, integer, real
 
@@ -18,7 +19,8 @@ SLOTS = 8
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Read the command line: options, and fields of `[env]` as text."""
     parser = eval_parser()
-    options, fields = parse_with_fields(parser, argv)
+    options, given = parse_with_fields(parser, argv)
+    fields = {canonical(name): text for name, text in given.items()}
     for name in fields:
         # Other fields would change the agent, and it would no longer be that of the checkpoint.
         if not name.startswith("env."):
@@ -33,7 +35,7 @@ def eval_parser() -> Parser:
         prog="troupe eval",
         usage="troupe eval PATH ... [OPTION ...] [--env.FIELD VALUE ...]",
         description="Play full episodes with a run's newest checkpoint, or with given ones.\n\n"
-        "Fields of [env] are options too, such as --env.sticky_actions 0.25 or another --env.id: the\n"
+        "Fields of [env] are options too, such as --env.sticky_actions 0.25 or another --env ID: the\n"
         "network then plays in a different environment. Observations and actions must have the same shape.",
     )
     add = parser.add_argument

@@ -119,6 +119,11 @@ def _launch(
 
 def check_runnable(loaded: Loaded, *, play: bool) -> EnvSpec:
     """Refuse what cannot be trained here; without `play`, all but what only playing the environment shows."""
+    if loaded.origins["env.id"] == "default":  # a file that was to change a preset, and does not name it
+        raise ConfigError(
+            f'{loaded.config.run.preset} says nothing of what to play: begin it with preset = "NAME", write '
+            "an id under [env], or add --env ID"
+        )
     _check_addresses(loaded)
     _check_device(loaded)
     _check_outside(loaded.config)

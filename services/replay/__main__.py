@@ -94,6 +94,8 @@ def snapshot(words: Sequence[str]) -> int:
     if "://" not in destination:
         destination = os.path.abspath(destination)
     client = ReplayClient(options.address, name="snapshot", security=make_security(options.keys, "learner"))
+    if sys.stderr.isatty():
+        print(f"waiting for {options.address} to copy its items to {destination}", file=sys.stderr)
     try:
         progress = client.snapshot(destination)
     finally:

@@ -21,6 +21,7 @@ BAD_INPUT = [
     ("train", ["PRESET", "required"]),
     ("train pong-apx", ["unknown preset 'pong-apx'", "nearest: pong-apex"]),
     ("train missing.toml", ["cannot read missing.toml", "No such file"]),
+    ("train rates.toml", ["rates.toml says nothing of what to play", 'preset = "NAME"', "--env ID"]),
     ("train pong-apex extra", ["unknown argument extra"]),
     ("train pong-apex --agent.learnig_rate 1", ["agent.learnig_rate", "nearest: agent.learning_rate"]),
     ("train pong-apex --batch-size 5", ["batch_size", "nearest: replay.batch_size"]),
@@ -70,7 +71,7 @@ BAD_INPUT = [
     ("train cartpole-apex --run-dir FULL", ["FULL is not empty", "--run-dir"]),
     (
         "train cartpole-apex --run-dir FULL/file/run --net.tensorboard_port 0",
-        ["cannot write into the run directory FULL/file/run: Not a directory"],
+        ["cannot write into the run directory FULL/file/run: Not a directory; choose another place"],
     ),
     ("train cartpole-apex --sweep nowhere.toml", ["cannot read nowhere.toml"]),
     ("resume nowhere", ["error: nowhere is not a run directory: it does not exist"]),
@@ -167,6 +168,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     own = '[env]\nid = "gym:CartPole-v1"\nepisodic_life = false\n[agent]\ntorso = "mlp"\n'
     (tmp_path / "own.toml").write_text(own)
     (tmp_path / "lists.toml").write_text("[agent]\nlearning_rate = [1e-3, 3e-4]\n")
+    (tmp_path / "rates.toml").write_text("[agent]\nlearning_rate = 1e-3\n")
     net = '[net]\ncontrol = "tcp://127.0.0.1:5550"\nannounce = "tcp://127.0.0.1:7000"\n'
     (tmp_path / "net.toml").write_text(net)  # the first is the default, as in a file that has every field
     (tmp_path / "here.py").touch()

@@ -327,6 +327,7 @@ def test_trackers_and_keys_that_are_missing_are_found_before_a_run_directory_is_
     assert cli.main(["train", "cartpole-ppo", "--run.trackers", '["mlflow"]']) == 2
     assert "run.trackers has mlflow, which is not installed: pip install" in capsys.readouterr().err
     assert cli.main(["train", "cartpole-ppo", "--keys", "nowhere"]) == 4
-    assert "cannot read the keys in nowhere" in capsys.readouterr().err
+    told = "cannot read the keys in nowhere: No such file or directory (`troupe keys new DIR` makes keys)"
+    assert told in capsys.readouterr().err
     assert not launched
     assert not list(tmp_path.rglob("runs"))

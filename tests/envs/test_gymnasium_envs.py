@@ -143,6 +143,8 @@ def test_flattened_symbols_become_one_hot() -> None:
     [
         ("gym:CartPol-v1", "did you mean gym:CartPole-v1"),
         ("gym:CartPole-v7", "gym:CartPole-v1"),
+        ("gym:cartpole", "did you mean gym:CartPole-v1"),
+        ("gym:Nope-v5", "'gym:Nope-v5': Environment `Nope` doesn't exist"),
         ("no_such_package.envs:Thing-v0", "PYTHONPATH"),
         ("tests.envs.counting:Countin-v0", "did you mean tests.envs.counting:Counting-v0"),
         ("tests.envs.said:Wolf-v0", "the module registers Said-v0"),

@@ -231,7 +231,7 @@ def test_all_checkpoints_are_a_curve(run_dir, tmp_path, capsys):
 
 @pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # the same game, 200 steps long
 def test_fields_of_the_environment_may_be_others(run_dir, capsys):
-    short = json_of(capsys, run_dir, "--episodes", 2, "--env.id", "gym:CartPole-v0")
+    short = json_of(capsys, run_dir, "--episodes", 2, "--env", "gym:CartPole-v0")
     assert short["env"] == "gym:CartPole-v0"
     with pytest.raises(ConfigError, match=r"does not fit gym:Acrobot-v1"):
         evaluate.main([str(run_dir), "--env.id", "gym:Acrobot-v1"])

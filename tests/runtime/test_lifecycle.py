@@ -246,7 +246,7 @@ def test_a_place_that_cannot_be_made_or_has_no_room_is_named(disk):
     with pytest.raises(ConfigError, match="cannot write into the run directory /proc/x"):
         check_writable(Path("/proc/x"), "run directory")
     leave(disk, 0)
-    with pytest.raises(ConfigError, match="No space left on device"):
+    with pytest.raises(ConfigError, match="No space left on device; make room or choose another place"):
         check_writable(disk / "run", "run directory")
     with pytest.raises(ConfigError, match="No space left on device"):
         make_directory(disk / "run", "run directory")

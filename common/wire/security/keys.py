@@ -176,7 +176,8 @@ def _check_folder(folder: Path) -> None:
     try:
         mode = folder.stat().st_mode
     except OSError as error:
-        raise AuthError(f"cannot read the keys in {folder}: {error.strerror}") from None
+        hint = " (`troupe keys new DIR` makes keys)" if isinstance(error, FileNotFoundError) else ""
+        raise AuthError(f"cannot read the keys in {folder}: {error.strerror}{hint}") from None
     if not stat.S_ISDIR(mode):
         raise AuthError(f"{folder} is not a directory of keys (`troupe keys new DIR` makes one)")
     if mode & 0o022:
