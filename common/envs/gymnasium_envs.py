@@ -286,8 +286,8 @@ def _unknown_id(gym: Any, config_id: str, env_id: str, error: Exception) -> str:
     ids = {_bare(each): each for each in gym.registry}
     near = difflib.get_close_matches(_bare(name), ids, n=1, cutoff=0.7)
     prefix = config_id.removesuffix(name)
-    known = name in gym.registry or not near
-    hint = one_line(error) if known else f"did you mean {prefix}{ids[near[0]]}?"
+    resembles = near and name not in gym.registry
+    hint = f"did you mean {prefix}{ids[near[0]]}?" if resembles else one_line(error)
     return f"unknown environment {config_id!r}: {hint}"
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -32,9 +32,9 @@ from troupe.common.runtime.files import readable
 from troupe.common.runtime.logging import warnings_shown
 from troupe.services.evaluator.games import play
 from troupe.services.evaluator.options import SLOTS, parse
-from troupe.services.evaluator.report import Report, check_output, env_fields, markdown, summary, table, write
+from troupe.services.evaluator.report import FORMATS, Report, env_fields, markdown, summary, table, write
 from troupe.services.evaluator.tape import Tape
-from troupe.services.evaluator.video import ENCODERS, Recorder, check_film_path
+from troupe.services.evaluator.video import ENCODERS, Recorder
 from troupe.services.evaluator.window import Window
 
 
@@ -123,10 +123,22 @@ def _check_outputs(options: argparse.Namespace, paths: Sequence[Path]) -> None:
         # A film of each would need a name for each.
         if len(paths) > 1:
             raise ConfigError(f"--video records the first episode of one checkpoint: there are {len(paths)}")
-        check_film_path(options.video)
+        _check_file(options.video, "video", ENCODERS)
     for path in options.output:
-        check_output(path)
+        _check_file(path, "report", FORMATS)
     check_device(options.device, "--device")
+
+
+def _check_file(path: Path, what: str, endings: Collection[str]) -> None:
+    if path.suffix.lower() not in endings:
+        raise ConfigError(f"cannot write the {what} {path}: its name should end in {', '.join(endings)}")
+    try:
+        with path.open("ab"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write the {what} {path}: {error.strerror}") from error
 
 
 def _played(

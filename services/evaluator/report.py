@@ -158,24 +158,16 @@ def _folder(report: Report) -> Path:
     return folder.parent if folder.name in (ARCHIVE, BEST) else folder
 
 
-_FORMATS: dict[str, Callable[[Sequence[Report]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[Report]], str]] = {
     ".json": lambda reports: json.dumps(reports, indent=1) + "\n",
     ".csv": _csv,
     ".md": markdown,
 }
 
 
-def check_output(path: Path) -> None:
-    """Raise ConfigError where a report cannot be written to `path`, before the games are played."""
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"cannot write the report {path}: its name should end in {', '.join(_FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write the report {path}: the folder {path.parent} is not there")
-
-
 def write(path: Path, reports: Sequence[Report]) -> None:
     """Write reports in the format that the file's name ends in."""
     try:
-        path.write_text(_FORMATS[path.suffix.lower()](reports))
+        path.write_text(FORMATS[path.suffix.lower()](reports))
     except OSError as error:
         raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error

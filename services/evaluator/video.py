@@ -6,13 +6,10 @@ import io
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import overload
 
 import lz4.frame
 import numpy as np
-
-from troupe.common.errors import ConfigError
 
 _MAX_FRAMES_PER_S = 30.0
 _USUAL_STEPS_PER_S = 15.0
@@ -151,23 +148,6 @@ def encode_mp4(frames: Sequence[np.ndarray], frames_per_s: float = 15.0) -> byte
 
 ENCODERS = {".gif": encode_gif, ".mp4": encode_mp4}
 """By the end of a file's name."""
-
-
-def check_film_path(path: Path) -> None:
-    """Find out before the games are played that their film could not be written.
-
-    Raises:
-        ConfigError: says what to give instead.
-    """
-    if path.suffix.lower() not in ENCODERS:
-        raise ConfigError(f"cannot write the video {path}: its name should end in {' or '.join(ENCODERS)}")
-    try:
-        with path.open("ab"):
-            pass
-        if not path.stat().st_size:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError(f"cannot write the video {path}: {error.strerror}") from error
 
 
 def _check(frames: Sequence[np.ndarray]) -> None:

@@ -231,6 +231,6 @@ def _comparison(options: argparse.Namespace) -> groups.Comparison:
             unreadable.append(error)
     if not found:
         raise unreadable[0]
-    for error in unreadable:
-        print(f"troupe: {error}: left out", file=sys.stderr)
+    for why in unreadable:
+        print(f"troupe: {why}: left out", file=sys.stderr)
     return groups.compare(found, [name for name in options.by.split(",") if name], options.metric)

@@ -297,7 +297,8 @@ def test_how_it_plays(run_dir, capsys):
     [
         (["--device", "tpu"], "--device should be cpu, cuda or cuda:N, not 'tpu'"),
         (["--output", "report.xml"], "its name should end in .json, .csv, .md"),
-        (["--output", "no/report.md"], "the folder no is not there"),
+        (["--output", "no/report.md"], "cannot write the report no/report.md: No such file"),
+        (["--output", "/proc/report.md"], "cannot write the report /proc/report.md: No such file"),
         (["--all", "--video", "a.gif"], "one checkpoint: there are 2"),
         (["--slots", "0"], "should be from 1 to"),
     ],
