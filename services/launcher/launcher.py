@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from troupe.services.launcher.evidence import of_run
 from troupe.services.launcher.filling import fill
 from troupe.services.launcher.findings import STARTING
 from troupe.services.launcher.learning import faults
-from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
+from troupe.services.launcher.panel import LivePanel, can_draw, lost_terminal_tolerated
 from troupe.services.launcher.processes import child_specs
 from troupe.services.launcher.progress import (
     Estimator,
@@ -91,7 +90,7 @@ def run(
     Raises:
         TroupeError: with the exit code and a one-line explanation.
     """
-    progress = sys.stdout.isatty() if progress is None else progress
+    progress = can_draw() if progress is None else progress
     stop_signal = StopSignal(force_after_s=None).install() if stop is None else stop
     run_path = Path(run_dir).expanduser().resolve()
     tensorboard = TensorBoardPort(config.net.tensorboard_port)

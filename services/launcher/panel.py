@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import termios
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,11 @@ def lost_terminal_tolerated() -> Iterator[None]:
         os.close(nowhere)
 
 
+def can_draw() -> bool:
+    """Whether there is a terminal, and one on which more than lines can be drawn."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class LivePanel:
     """Draws snapshots in place. `say` prints a line above it."""
 
@@ -62,7 +68,8 @@ class LivePanel:
     def say(self, line: str) -> None:
         """Print a line above the panel."""
         with lost_terminal_tolerated():
-            self._console.print(line, highlight=False, markup=False)
+            # The terminal wraps: a command with a line break in it would be pasted as two.
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def stop(self) -> None:
         """Leave the last drawing on the screen."""

@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.harness import until
 from troupe.common.runtime import usage
 from troupe.services.launcher import launcher, panel, progress, silence
-from troupe.services.launcher.panel import LivePanel, render
+from troupe.services.launcher.panel import LivePanel, can_draw, render
 from troupe.services.launcher.progress import (
     Estimator,
     RunView,
@@ -370,6 +370,20 @@ def test_the_live_panel_shows_them_too():
     finally:
         live.stop()
     assert "eval returns  ▁▅█" in console.file.getvalue()
+
+
+def test_lines_above_the_panel_are_not_broken():
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    command = f"  troupe resume {'long/' * 10} --total-steps 4000"
+    LivePanel("t", "f", console).say(command)
+    assert console.file.getvalue() == f"{command}\n"
+
+
+@pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_draws_nothing_in_place_gets_lines(term, draws, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+    assert can_draw() is draws
 
 
 def test_a_terminal_without_blocks_is_shown_no_curve(monkeypatch):
