@@ -69,6 +69,19 @@ def lock_file(path: Path, refusal: str, *, shared: bool = False) -> IO[str]:
     raise ConfigError(refusal)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether another process holds a file that it has locked by `lock_file`."""
+    try:
+        with path.open("rb") as lock:
+            # Shared: two that look at the same moment must not take each other for who holds it.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def check_regular(path: Path, at_most: int = 0) -> Path:
     """Return `path`; OSError where it is a pipe or a device, which may never end, or has too many bytes.
 

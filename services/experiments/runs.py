@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -14,7 +13,14 @@ from typing import Any
 from troupe.common.config.presets import is_path
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.checkpoint import newest_first, steps_of
-from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, check_regular, read_status, readable
+from troupe.common.runtime.files import (
+    CONFIG_FILE,
+    STATUS_FILE,
+    check_regular,
+    is_locked,
+    read_status,
+    readable,
+)
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 from troupe.services.experiments.fields import read_tables
 
@@ -271,7 +277,7 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
 
 
 def _state(path: Path, steps: int, total_steps: int) -> str:
-    if _is_locked(path / ".lock"):
+    if is_locked(path / ".lock"):
         return "running"
     if steps >= total_steps:
         return "done"
@@ -279,19 +285,6 @@ def _state(path: Path, steps: int, total_steps: int) -> str:
     has_launcher = (path / ".lock").exists()
     fresh = time.time() - _changed_s(path / STATUS_FILE) < _FRESH_S
     return "running" if fresh and not has_launcher else "stopped"
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a launcher holds the run."""
-    try:
-        with path.open("rb") as lock:
-            # Shared: two readers that look at the same moment must not take each other for a launcher.
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _changed_s(path: Path) -> float:

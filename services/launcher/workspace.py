@@ -22,7 +22,7 @@ from troupe.common.config.schema import NetConfig
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import install_command
 from troupe.common.runtime.checkpoint import check, newest_first, steps_of
-from troupe.common.runtime.files import CONFIG_FILE, lock_file, make_directory, readable
+from troupe.common.runtime.files import CONFIG_FILE, is_locked, lock_file, make_directory, readable
 from troupe.common.runtime.logging import LogFile
 
 _log = logging.getLogger(__name__)
@@ -248,6 +248,8 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 def in_the_way(run_dir: Path) -> str:
     """Say why no run can begin in this directory, which holds one."""
+    if is_locked(run_dir / ".lock"):
+        return f"{run_dir} holds a run that is training; choose another --run-dir"
     if not has_checkpoint(run_dir):
         return f"{run_dir} holds a run that wrote no checkpoint: remove it, or choose another --run-dir"
     continues = f"`{own_command()} resume {shell_path(run_dir)}` continues it"

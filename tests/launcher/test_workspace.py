@@ -58,7 +58,9 @@ def test_a_directory_is_held_by_one_launcher(tmp_path):
     ):
         pass
     with claimed_run_dir(tmp_path, resume=False):
-        pass
+        (tmp_path / "config.toml").touch()
+        with pytest.raises(ConfigError, match="holds a run that is training; choose another --run-dir"):
+            training.check_unused(tmp_path)
 
 
 def test_training_never_overwrites_a_run(tmp_path):
