@@ -226,11 +226,6 @@ class LockstepTraining(SerialTraining):
         """Whether the weights after this update are in the certificate."""
         return update % self.config.learner.certificate_period_updates == 0
 
-    def evaluate(self) -> None:
-        """Play games, if the run wants any; its training is the same without."""
-        if self.config.evaluator.enabled:
-            super().evaluate()
-
     def record(self) -> None:
         """What is due after so many rounds: a row of metrics, a checkpoint."""
         period = self.config.learner.checkpoint_period_steps

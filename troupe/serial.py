@@ -140,6 +140,7 @@ class SerialTraining:
         while not self.ends():
             self.round()
             self.record()
+        self.add_row()
         self.evaluate()
         self.checkpoints.save()
         self.close()
@@ -248,7 +249,7 @@ class SerialTraining:
         if now_s >= self.next_row_s and self.rollout.episodes:
             self.next_row_s = now_s + self.config.run.log_every_s
             self.add_row()
-        if self.config.evaluator.enabled and now_s >= self.next_evaluation_s:
+        if now_s >= self.next_evaluation_s:
             self.evaluate()
         self.checkpoints.save_if_due()
 
@@ -269,7 +270,9 @@ class SerialTraining:
         self.say(f"{done}, return {row['train/episode_return']:.2f}")
 
     def evaluate(self) -> None:
-        """Play whole games, as the evaluator does, unless the environment only fails."""
+        """Play whole games, as the evaluator does; none if the run wants none or the environment only fails."""
+        if not self.config.evaluator.enabled:
+            return
         self.unevaluated = ""
         try:
             self.play_games()

@@ -18,13 +18,18 @@ def fitted(config: Config, agent: Agent, steps: int) -> Config:
     """The configuration with a table that holds `steps` transitions for good, and without actors.
 
     Raises:
-        ConfigError: the algorithm cannot learn from a data set; says why, and which one can.
+        ConfigError: the algorithm cannot learn from a data set, which says why, and which one can; or the
+            set is smaller than a batch.
     """
     replay, actor = config.replay, config.actor
     if reason := _no_dataset_because(config, agent):
         raise ConfigError(f"{config.agent.algorithm} cannot learn from a data set: {reason}; take --algo iql")
     if actor.hindsight_copies:
         raise ConfigError("actor.hindsight_copies adds nothing to a data set: leave it out")
+    if steps < replay.batch_size:
+        raise ConfigError(
+            f"the data set has {steps} steps, fewer than replay.batch_size ({replay.batch_size}): lower that"
+        )
     # Shards get chunks in turn: one may have a chunk more than its share.
     room = steps + (replay.shards * (actor.chunk_steps + 1) if replay.shards > 1 else 0)
     update = {

@@ -87,6 +87,9 @@ def test_a_data_set_that_is_absent_or_does_not_fit_begins_no_run(start, tmp_path
     assert unfit.process.wait(300) == 2
     assert "error: the data set my/cartpole-v0 does not fit gym:Pendulum-v1" in unfit.output.read_text()
     assert not list(run_dir.glob("*/*/*"))
+    small = start(*words, "--offline", "my/cartpole-v0", "--replay.batch_size", "10000")
+    assert small.process.wait(300) == 2
+    assert "fewer than replay.batch_size (10000): lower that" in small.output.read_text()
     refused = start(*words, "--offline", "my/absent-v0")
     assert refused.process.wait(300) == 2
     assert (
