@@ -270,7 +270,7 @@ class SerialTraining:
         self.say(f"{done}, return {row['train/episode_return']:.2f}")
 
     def evaluate(self) -> None:
-        """Play whole games, as the evaluator does; none if the run wants none or the environment only fails."""
+        """Play whole games, as the evaluator does, unless the run wants none or the environment fails."""
         if not self.config.evaluator.enabled:
             return
         self.unevaluated = ""
