@@ -132,18 +132,19 @@ def resume(
     from troupe.services.launcher import training
 
     check_caller()
-    run_config(Path(run_dir))  # before anything is written there
-    brought = Brought("") if env is None else bring(env).reachable_from(Path(run_dir))
+    path = Path(run_dir).expanduser()
+    run_config(path)  # before anything is written there
+    brought = Brought("") if env is None else bring(env).reachable_from(path)
     fields = {**(fields or {}), **({} if env is None else {"env.id": brought.id})}
 
     def resumed(stop: StopSignal) -> Path:
         instead = None
-        with readable(Path(run_dir)):
-            if (Path(run_dir) / CERTIFICATE_FILE).is_file():
+        with readable(path):
+            if (path / CERTIFICATE_FILE).is_file():
                 from troupe import lockstep
 
                 instead = partial(lockstep.train, stop=stop, resume=True)
-        return training.resume(Path(run_dir), overrides=fields, progress=progress, stop=stop, instead=instead)
+        return training.resume(path, overrides=fields, progress=progress, stop=stop, instead=instead)
 
     with brought.findable():
         return _until_stopped(resumed)
@@ -244,7 +245,7 @@ class _Order:
         given |= {} if steps is None else {"run.total_steps": steps}
         given |= {} if seed is None else {"run.seed": seed}
         name = run_name(preset or None, algo, str(given.get("env.id") or given.get("env")))
-        path = _new_directory(name) if run_dir is None else Path(run_dir)
+        path = _new_directory(name) if run_dir is None else Path(run_dir).expanduser()
         check_unused(path)  # before anything is written there, or a callback is told of a run that is there
         brought = brought.reachable_from(path)
         return cls(None if preset is None else str(preset), algo, path, given, brought)

@@ -238,6 +238,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ConfigError: there is nothing of the kind at `path`.
         CheckpointError: it is damaged.
     """
+    path = path.expanduser()
     with readable(path):
         if not path.is_dir():
             raise ConfigError(f"{path} is not a directory: give a run directory or a checkpoint directory")
@@ -275,7 +276,7 @@ def begin_from(
         ConfigError: there is none.
         CheckpointError: it is damaged, or of another network or algorithm.
     """
-    arrays, meta, found = open_checkpoint(Path(path).expanduser())
+    arrays, meta, found = open_checkpoint(Path(path))
     if optimizer and not any(name.startswith("optimizer/") for name in arrays):
         raise CheckpointError(f"{found} holds no optimiser: leave out learner.init_optimizer")
     try:

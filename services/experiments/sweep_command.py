@@ -42,7 +42,7 @@ def sweep(words: Sequence[str]) -> int:
         folder = options.resume
     else:
         wanted = plan.read(options.source, keys, overrides)
-        folder = options.dir or Path("runs") / f"sweep-{Path(options.source).stem}"
+        folder = (options.dir or Path("runs") / f"sweep-{Path(options.source).stem}").expanduser()
     totals = checks.check(wanted)
     if options.slurm and (what := wanted.depends):
         raise ConfigError(f"--slurm: the trials of {what} depend on each other and cannot be a job array")

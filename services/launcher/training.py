@@ -64,7 +64,7 @@ def train(
         raise ConfigError(
             "nothing acts when training from a data set: leave out --serial and --deterministic, or --offline"
         )
-    run_dir = run_dir or dated_directory(run_name(preset, algo, config.env.id))
+    run_dir = (run_dir or dated_directory(run_name(preset, algo, config.env.id))).expanduser()
     check_unused(run_dir)
     check_writable(run_dir, "run directory")
     _check_room(config, spec, run_dir)

@@ -152,6 +152,19 @@ def test_what_cannot_begin_is_one_line(tmp_path, arguments, message):
     assert psutil.Process().children() == before
 
 
+def test_a_run_below_the_home_directory_is_found_there_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    fields = {"evaluator.enabled": False, "env.check_timeout_s": 0, "net.tensorboard_port": 0}
+    run = troupe.train("cartpole-ppo", "~/run", fields, steps=500, serial=True)
+    assert run == tmp_path / "home" / "run"
+    assert troupe.load("~/run").checkpoint.meta["steps"] == 500
+    assert troupe.resume("~/run", fields) == run
+    with pytest.raises(ConfigError, match="/home/run holds a run already"):
+        troupe.start("cartpole-ppo", "~/run")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
 @pytest.mark.parametrize("begin", [troupe.start, troupe.train])
 def test_a_run_that_is_there_is_refused_before_callbacks_are_told_of_it(tmp_path, begin):
     (tmp_path / "config.toml").touch()
