@@ -199,7 +199,7 @@ class SerialTraining:
     def is_limited(self) -> bool:
         """Whether a table says itself how often its items are sampled."""
         tables = self.config.replay.sampled_tables()
-        return any(table.holds_writers or table.samples_per_insert is not None for table in tables)
+        return any(table.is_queue or table.samples_per_insert for table in tables)
 
     def learn(self, batch: SampleBatch) -> None:
         """One update, and the priorities that it gives."""

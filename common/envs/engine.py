@@ -104,6 +104,7 @@ class EngineVector(VectorEnv):
             raise ConfigError(f"{self._config.id} made {engine.num_envs} environments, not {self.num_slots}")
         self._space = engine.single_observation_space
         self._views: list[View] = []  # none where all observations are converted in one go
+        self._shown = np.zeros(self.num_slots, np.int64)  # observations of each slot's episode so far
         # Stacks that the engine makes itself are what the network gets.
         if self.spec.stack and self._space.shape == self.spec.obs_shape:
             return
@@ -229,7 +230,20 @@ class EngineVector(VectorEnv):
         obs = array.astype(self.spec.obs_dtype, copy=False).reshape(len(slots), *self.spec.obs_shape)
         for place in not_finite(obs):
             raise finite_error(obs[place])
+        if self.spec.stack:
+            self._blacken(obs, slots, first=first)
         return obs
+
+    def _blacken(self, obs: np.ndarray, slots: Sequence[int], *, first: bool) -> None:
+        """Set to zero what the engine's stacks `[N, stack, ...]` show of before the episode.
+
+        EnvPool repeats the first frame there. Unrolls store each frame once, and the learner would see frames
+        of the episode before.
+        """
+        stack, at = self.spec.stack, list(slots)
+        self._shown[at] = 1 if first else np.minimum(self._shown[at] + 1, stack)
+        for place in np.flatnonzero(self._shown[at] < stack).tolist():
+            obs[place, : stack - self._shown[at[place]]] = 0
 
     def _with_final(self, raw: Any, info: Any, ended: Iterable[int]) -> Any:
         """Observations with the last one of each episode in the place of the first of the next."""

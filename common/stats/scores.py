@@ -108,9 +108,11 @@ def atari_game(env_id: str) -> str | None:
     >>> atari_game("atari:MsPacman"), atari_game("gym:ALE/UpNDown-v5"), atari_game("gym:CartPole-v1")
     ('ms_pacman', 'up_n_down', None)
     """
-    if env_id.startswith("minatar:"):  # other games by the same names
+    family, _, own = env_id.rpartition(":")
+    namespace, _, name = own.rpartition("/")
+    # Others have games by the same names: `minatar:breakout`, `gym:MinAtar/Breakout-v0`, `my_games:Tennis`.
+    if namespace != "ALE" and (namespace or family not in _FAMILIES):
         return None
-    name = env_id.rpartition(":")[2].rpartition("/")[2]
     for suffix in ("NoFrameskip-v4", "-v0", "-v4", "-v5"):
         name = name.removesuffix(suffix)
     return _BY_LETTERS.get(_letters(name))
@@ -144,5 +146,6 @@ def _letters(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
+_FAMILIES = ("atari", "gym", "old_gym", "envpool", "ale_py")
 # Without underscores: Gymnasium writes `UpNDown`, ale-py `up_n_down`, papers `Up'n Down`.
 _BY_LETTERS = {_letters(game): game for game in RANDOM_AND_HUMAN}

@@ -9,8 +9,22 @@ import numpy as np
 import pytest
 
 import troupe.services.__main__ as cli
+from tests.envs.clocks import Clocks
+from troupe.common.agents.stored.unrolls import StoredUnrolls
 from troupe.common.config.env_section import EnvConfig
-from troupe.common.envs import EnvError, Step, VectorEnv, base, environment_module, make_spec, make_vector
+from troupe.common.data.schema import SlotStep
+from troupe.common.envs import (
+    EnvError,
+    EnvSpec,
+    Step,
+    VectorEnv,
+    base,
+    environment_module,
+    make_spec,
+    make_vector,
+)
+from troupe.common.envs.engine import EngineVector
+from troupe.common.envs.gymnasium_spaces import action_spec
 from troupe.common.errors import ConfigError
 from troupe.common.spaces import unpacked
 
@@ -109,6 +123,43 @@ def test_gymnasiums_own_engine_plays_what_single_environments_do(mode: str) -> N
             np.testing.assert_array_equal(step.obs[slot], obs)
     assert ends == {"terminated", "truncated"}
     vector.close()
+
+
+class Stacks(Clocks):
+    """Stacks of four frames which an episode's first frame fills, as EnvPool's are."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__(SLOTS, mode)
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, (4, 2, 2), np.uint8)
+
+    def _obs(self) -> np.ndarray:
+        steps = np.maximum(0, self._step[:, None] - np.arange(4)[::-1])
+        frames = (1 + 10 * (self._episode[:, None] % 25) + steps).astype(np.uint8)
+        return np.tile(frames[:, :, None, None], (1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_unrolls_hold_the_stacks_of_an_engine_as_they_were_seen(mode: str) -> None:
+    actions = action_spec("", Stacks(mode).single_action_space, 0, 0.0)
+    spec = EnvSpec("vector:stacks", (4, 2, 2), "uint8", actions, stack=4, frames_per_step=1, pixels=True)
+    vector = EngineVector(config(), spec, lambda: Stacks(mode), SLOTS, 3, evaluation=False)
+    seen, steps = played(vector, 60)
+    assert seen[0][0, :, 0, 0].tolist() == [0, 0, 0, 1]
+    assert sum(len(step.episodes) for step in steps) > 20
+    stored = StoredUnrolls(spec, 5, 0, staggered=False)
+    for slot in range(SLOTS):
+        accumulator, read = stored.accumulator(0), []
+        accumulator.start(seen[0][slot])
+        for step in steps:
+            ends = bool(step.terminated[slot]), bool(step.truncated[slot])
+            after = step.final_obs.get(slot, step.obs[slot])
+            for chunk in accumulator.add(SlotStep(0, 0.0, {}, after, *ends)):
+                read.append(stored.read({name: each[None] for name, each in chunk.fields.items()}).obs[:, 0])
+            if any(ends):
+                accumulator.start(step.obs[slot])
+        assert len(read) == 11
+        for number, obs in enumerate(read):
+            np.testing.assert_array_equal(obs, np.stack(seen)[5 * number : 5 * number + 6, slot])
 
 
 @pytest.mark.parametrize("mode", MODES)

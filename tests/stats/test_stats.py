@@ -28,7 +28,12 @@ def test_every_game_exists_in_the_emulator() -> None:
         ("gym:ALE/UpNDown-v5", "up_n_down"),
         ("gym:PongNoFrameskip-v4", "pong"),
         ("ale_py:ALE/Hero-v5", "hero"),
+        ("envpool:Pong-v5", "pong"),
+        ("vector:ALE/Pong-v5", "pong"),
         ("gym:CartPole-v1", None),
+        ("minatar:breakout", None),
+        ("gym:MinAtar/Breakout-v0", None),
+        ("my_games:Tennis", None),
     ],
 )
 def test_spellings(env_id: str, game: str | None) -> None:

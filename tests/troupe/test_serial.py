@@ -66,6 +66,21 @@ def test_a_run_of_one_seed_repeats_itself(tmp_path):
     assert all((one.arrays[key] == other.arrays[key]).all() for key in one.arrays)
 
 
+def test_without_a_limit_an_item_is_sampled_once_on_average(tmp_path):
+    class Watched(SerialTraining):
+        def learn(self, batch):
+            super().learn(batch)
+            if 32 * self.counters.updates > self.replay.counters.inserted_items:
+                self.stop.set()  # or it would learn for ever, and act no more
+
+    replay = {"replay.samples_per_insert": "0", "replay.min_items": "100", "replay.batch_size": "32"}
+    fields = {"run.total_steps": "600", "evaluator.enabled": "false", **replay}
+    training = Watched(load_config("cartpole-apex", None, fields), tmp_path, StopSignal())
+    training.run()
+    assert not training.stop.requested
+    assert training.counters.updates == training.replay.counters.inserted_items // 32 > 10
+
+
 def test_failures_of_an_environment_are_told_and_counted(tmp_path, capsys):
     kwargs = "{how = 'nan reward', chance = 0.02}"
     words = ["train", "--algo", "ppo", "--env", "tests.envs.broken:Broken-v0", "--env.kwargs", kwargs]
