@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
     """One pool of `num_slots` environments with `threads` threads."""
 
     def make() -> _Pool:
-        return _Pool(config, num_slots, threads, render=evaluation)
+        return _Pool(config, num_slots, threads, evaluation=evaluation)
 
     return EngineVector(config, make_spec(config), make, num_slots, seed, evaluation=evaluation)
 
@@ -64,8 +65,8 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
 class _Pool:
     """A pool with what `EngineVector` calls. A pool has its seed for life: another seed makes a new one."""
 
-    def __init__(self, config: EnvConfig, num_envs: int, threads: int, *, render: bool) -> None:
-        self._config, self._threads, self._render = config, min(threads, num_envs), render
+    def __init__(self, config: EnvConfig, num_envs: int, threads: int, *, evaluation: bool) -> None:
+        self._config, self._threads, self._evaluation = config, min(threads, num_envs), evaluation
         self.num_envs = num_envs
         self._pool = self._made(0)
         self.metadata = self._pool.metadata
@@ -73,7 +74,7 @@ class _Pool:
         self.single_action_space = self._pool.action_space
 
     def _made(self, seed: int) -> Any:
-        return _make(self._config, self.num_envs, self._threads, seed, render=self._render)
+        return _make(self._config, self.num_envs, self._threads, seed, evaluation=self._evaluation)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """With a mask the observations of its environments only."""
@@ -98,7 +99,13 @@ class _Pool:
         self._pool.close()
 
 
-def _make(config: EnvConfig, num_envs: int, threads: int, seed: int, *, render: bool = False) -> Any:
+def evaluation_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options for evaluations: whole games with their own rewards, which can be drawn."""
+    whole = {name: False for name in ("episodic_life", "reward_clip") if name in kwargs}
+    return {"render_mode": "rgb_array", **kwargs, **whole}
+
+
+def _make(config: EnvConfig, num_envs: int, threads: int, seed: int, *, evaluation: bool = False) -> Any:
     """A pool; ConfigError where there is no such task, or not with these kwargs."""
     try:
         import envpool
@@ -113,7 +120,7 @@ def _make(config: EnvConfig, num_envs: int, threads: int, seed: int, *, render: 
     for option in _OURS:
         if option in config.kwargs:
             raise ConfigError(f"env.kwargs {option} of {config.id} is set by Troupe: leave it out")
-    options = {**({"render_mode": "rgb_array"} if render else {}), **config.kwargs}
+    options = evaluation_options(config.kwargs) if evaluation else config.kwargs
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

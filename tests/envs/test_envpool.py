@@ -10,6 +10,7 @@ import pytest
 
 from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import Step, make_spec, make_vector
+from troupe.common.envs.envpool import evaluation_options
 from troupe.common.errors import ConfigError, MissingEngineError
 
 IS_HERE = importlib.util.find_spec("envpool") is not None
@@ -34,6 +35,13 @@ def played(task: str, seed: int, actions: np.ndarray, **kwargs: Any) -> tuple[li
 def test_it_is_refused_where_the_package_is_missing() -> None:
     with pytest.raises(MissingEngineError, match=r"needs the package envpool: pip install .*envpool"):
         make_spec(config())
+
+
+def test_evaluations_play_whole_games_with_rewards_as_they_are() -> None:
+    trained = {"episodic_life": True, "reward_clip": True, "noop_max": 10}
+    whole = {"episodic_life": False, "reward_clip": False}
+    assert evaluation_options(trained) == trained | whole | {"render_mode": "rgb_array"}
+    assert evaluation_options({}) == {"render_mode": "rgb_array"}  # CartPole knows no others
 
 
 @needs_envpool
