@@ -281,6 +281,7 @@ def run_config(run_dir: Path) -> Path:
     file = run_dir / CONFIG_FILE
     with readable(run_dir):
         if not file.is_file():
-            what = "has no config.toml" if run_dir.is_dir() else "does not exist"
+            absent = "is not a directory" if run_dir.exists() else "does not exist"
+            what = "has no config.toml" if run_dir.is_dir() else absent
             raise ConfigError(f"{run_dir} is not a run directory: it {what}")
     return file

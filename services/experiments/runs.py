@@ -20,6 +20,7 @@ from troupe.common.runtime.files import (
     is_locked,
     read_status,
     readable,
+    run_config,
 )
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 from troupe.services.experiments.fields import read_tables
@@ -155,10 +156,7 @@ def read_run(path: Path) -> Run:
     Raises:
         ConfigError: it is none, or its configuration is damaged.
     """
-    if not is_run(path):
-        what = f"has no {CONFIG_FILE}" if path.is_dir() else "does not exist"
-        raise ConfigError(f"{path} is not a run directory: it {what}")
-    tables = read_tables(path / CONFIG_FILE)
+    tables = read_tables(run_config(path))
     fields = {
         f"{section}.{name}": value
         for section, values in tables.items()

@@ -39,8 +39,8 @@ def fill(config: Config, agent: Agent, trajectories: Iterable[Trajectory], folde
         ConfigError: the folder is in use or holds something, or has no room.
         DatasetError: what is to be stored cannot be learned from.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty: give another --data-dir")
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+        raise ConfigError(f"{folder} is a file, or not empty: give another --data-dir")
     folder = folder.resolve()
     if os.path.ismount(folder):
         raise ConfigError(

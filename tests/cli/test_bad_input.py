@@ -75,6 +75,7 @@ BAD_INPUT = [
     ),
     ("train cartpole-apex --sweep nowhere.toml", ["cannot read nowhere.toml"]),
     ("resume nowhere", ["error: nowhere is not a run directory: it does not exist"]),
+    ("resume FULL/file", ["error: FULL/file is not a run directory: it is not a directory"]),
     ("resume FULL", ["error: FULL is not a run directory: it has no config.toml"]),
     ("resume RUN --env.frame_stack 3", ["cannot resume", "env.frame_stack: ", " -> 3", "structural fields"]),
     (

@@ -84,7 +84,10 @@ def test_the_items_of_a_data_set_are_the_steps_that_were_played(preset, tmp_path
     )
     order, order_wanted = np.lexsort(rows.T), np.lexsort(rows_wanted.T)
     np.testing.assert_array_equal(rows[order], rows_wanted[order_wanted])
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="is a file, or not empty"):
+        replay_import(words)
+    words[words.index(str(folder))] = str(next(folder.glob("*/chunks.records")))
+    with pytest.raises(ConfigError, match="is a file, or not empty"):
         replay_import(words)
 
 
