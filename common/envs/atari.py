@@ -206,8 +206,9 @@ class AtariVector(VectorEnv):
 
     def _end(self, step: Step, slot: int, info: dict[str, np.ndarray]) -> None:
         """Fill in what ended in `slot`: a life, or a whole game."""
-        # Within a game the frame number only grows; a lower one means that the game was started again.
-        restarted = int(info["episode_frame_number"][slot]) <= self._game_frames[slot]
+        # Within a game the frame number only grows; a lower one means that the game was started again. After
+        # a time limit of a few frames it need not be lower: a game begins with up to `noop_max` of them.
+        restarted = step.truncated[slot] or int(info["episode_frame_number"][slot]) <= self._game_frames[slot]
         if not restarted:
             step.final_obs[slot] = step.obs[slot]
             return

@@ -116,6 +116,14 @@ def test_frame_cap_truncates_and_counts_frames() -> None:
         assert set(step.final_obs) == {0, 1}
 
 
+def test_a_game_that_is_cut_sooner_than_the_next_begins_has_ended_all_the_same() -> None:
+    steps = play(config("breakout", max_episode_frames=20), 60, slots=2)
+    assert sum(step.truncated.sum() for step in steps) == 24
+    for step in steps:
+        assert [episode.slot for episode in step.episodes] == np.flatnonzero(step.truncated).tolist()
+        assert all(episode.steps == 5 for episode in step.episodes)
+
+
 def test_noop_starts_differ_and_none_does_not() -> None:
     starts = make_vector(config("pong"), 8, seed=1).reset()
     assert len({s.tobytes() for s in starts}) > 1
