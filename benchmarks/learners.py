@@ -129,7 +129,7 @@ class One:
             spec.name: np.zeros((ROWS, spec.entries(STEPS), *spec.shape), spec.dtype) for spec in agent.fields
         }
         batch = Batch(fields, np.ones(ROWS, np.float32), measure=False)
-        self._share = Share(lambda *told: batch, ROWS, STEPS, 0.0)
+        self._share = Share(lambda *told: batch, ROWS, 0.0)
         rules = Rules(owner, ROWS * learners, timeout_s=LIMIT_S, bfloat16=options.bfloat16)
         self.team = Team(agent, RunCounters(1, StepBudget(1 << 50)), seats, rules)
 

@@ -219,12 +219,14 @@ class SacAgent(NetworkAgent):
 
     def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
         """See the base class."""
-        stored, told = self.stored, {**batch.fields, "weights": batch.weights}
-        shape: tuple[int, ...] = (len(batch.weights),)
-        if isinstance(stored, StoredSequences):
-            told |= stored.aligned(batch.fields, batch.lengths)
-            shape = (len(told["entries"]) - self.config.burn_in_steps - 1, *shape)
-        return told | {"noise": self._noise(2, *shape, self.draws)}
+        stored, told, rows = self.stored, {**batch.fields, "weights": batch.weights}, len(batch.weights)
+        if not isinstance(stored, StoredSequences):
+            return told | {"noise": self._noise(2, rows, self.draws)}
+        told |= stored.aligned(batch.fields, batch.lengths)
+        steps = len(told["entries"]) - self.config.burn_in_steps - 1
+        # For the most steps there can be: learners draw alike, however long their own items are.
+        noise = self._noise(2, self.config.sequence_steps, rows, self.draws)
+        return told | {"noise": noise[:, :steps]}
 
     def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
         """One step on `[B]` items; new priorities are of the critics' mean `|TD error|`."""

@@ -144,7 +144,7 @@ def learned(name, reduction, rows, directory):
         # As replay hands them out: a window is as long as the longest item of the share needs.
         entries = {spec.name: spec.entries(int(own.max())) for spec in agent.fields}
         share = {key: array[rows, : entries[key]] for key, array in fields.items()}
-        reduction.exchange(len(own), int(own.max()))
+        reduction.exchange(len(own))
         agent.update(Batch(share, weights[rows], own, progress=0.25))
         if gradient is None:
             grads = [each.grad for each in agent.net.parameters() if each.grad is not None]

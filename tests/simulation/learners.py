@@ -86,7 +86,7 @@ class ChainAgent(SameAgent):
             number = self._lineage.shares(self.node, batch.fields, batch.lengths)
         told = np.array([[number]])
         if not reduction.alone:
-            told = reduction.exchange(reduction.rows, reduction._window, [number])
+            told = reduction.exchange(reduction.rows, [number])
         self.parent, self.ids = parent, [int(each) for each in told[:, 0] if each]
         mean = float(np.mean(batch.fields["number"] % 97))
         with reduction.averaging(self._weights):

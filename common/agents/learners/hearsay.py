@@ -10,7 +10,7 @@ from torch import Tensor
 from troupe.common.errors import TroupeError
 
 MAX_ROWS = 1 << 20
-"""Items in a share, and entries in a window."""
+"""Items in a share."""
 MAX_COUNT = 1 << 40
 """Samples of which one learner tells mean and variance, or the weight of a mean."""
 MAX_MEAN, MAX_VARIANCE = 1e15, 1e30
@@ -46,11 +46,10 @@ def is_count(numbers: np.ndarray, most: float) -> np.ndarray:
     return sound
 
 
-def check_shares(table: np.ndarray, max_rows: int, max_window: int) -> None:
-    """Look at rows and window of each share, the first columns of float64 `[learners, n]`."""
+def check_shares(table: np.ndarray, max_rows: int) -> None:
+    """Look at the rows of each share, the first column of float64 `[learners, n]`."""
     check_all(np.isfinite(table).all(1), "sent numbers that are not finite")
     check_all(is_count(table[:, 0], max_rows), f"sent a row count outside 0 to {max_rows:,}")
-    check_all(is_count(table[:, 1], max_window), f"sent an item length outside 0 to {max_window:,} entries")
 
 
 def check_moments(counts: Tensor, means: Tensor, variances: Tensor) -> None:

@@ -56,7 +56,6 @@ class Reduction:
         *,
         bfloat16: bool = False,
         max_rows: int = MAX_ROWS,
-        max_window: int = MAX_ROWS,
     ) -> None:
         """Of the learners of `group`.
 
@@ -64,37 +63,33 @@ class Reduction:
             group: None: this learner is the only one.
             bfloat16: gradients travel, and are summed, in half the bytes.
             max_rows: of a share.
-            max_window: entries of an item.
         """
         self.alone = group is None
         self._dtype = torch.bfloat16 if bfloat16 else torch.float32
         self.rows = self.all_rows = 0
         self._group = group
         self.rows_of: list[int] = []
-        self._window = self._longest = 0
-        self._most = max_rows, max_window
+        self._max_rows = max_rows
         self._buckets: dict[tuple[int, ...], Buckets] = {}  # one for each optimiser
 
-    def exchange(self, rows: int, window: int = 0, said: Sequence[float] = ()) -> np.ndarray:
+    def exchange(self, rows: int, said: Sequence[float] = ()) -> np.ndarray:
         """Tell the others of this learner's share; wait for theirs.
 
         Args:
             rows: items of the share.
-            window: entries of the longest of them: what is drawn for each step has this length.
             said: what else they should know.
 
         Returns:
             `[learners, len(said)]` float64, what each said, by rank.
         """
-        told = [torch.tensor([rows, window, *said], dtype=torch.float64)]
+        told = [torch.tensor([rows, *said], dtype=torch.float64)]
         if self._group is not None:
             told = self._group.gather(told[0])
         table = torch.stack(told).numpy()
-        check_shares(table, *self._most)
+        check_shares(table, self._max_rows)
         self.rows_of = [int(each) for each in table[:, 0]]
         self.rows, self.all_rows = rows, sum(self.rows_of)
-        self._window, self._longest = window, int(table[:, 1].max())
-        return table[:, 2:]
+        return table[:, 1:]
 
     @contextlib.contextmanager
     def averaging(self, parameters: Sequence[nn.Parameter], weight: float | None = None) -> Iterator[None]:
@@ -164,24 +159,20 @@ class Reduction:
         return total if self.alone or not self.rows else total * (self.all_rows / self.rows)
 
     def drawn(self, generator: torch.Generator, shape: Sequence[int], *, normal: bool) -> Tensor:
-        """Draws `[..., rows, n]`, or `[..., steps, rows, n]`: those of this share out of the whole batch's.
+        """Draws `[..., rows, n]`: those of this share out of the whole batch's.
 
-        One learner would draw these for the same rows, and generators stay alike. Uniform, or standard
-        normal.
+        One learner would draw these for the same rows, and generators stay alike, as all other dimensions are
+        the same for all. Uniform, or standard normal.
         """
         draw = torch.randn if normal else torch.rand
         if self.alone:
             return draw(*shape, generator=generator)
         whole = [*shape[:-2], self.all_rows, shape[-1]]
-        steps = len(shape) == 4
-        if steps:
-            whole[1] += self._longest - self._window
         first = sum(self.rows_of[: self._rank])
         drawn = draw(*whole, generator=generator)
         if not self.rows:
             return torch.zeros(*shape)
-        own = drawn.narrow(-2, first, shape[-2])
-        return own.narrow(1, 0, shape[1]) if steps else own
+        return drawn.narrow(-2, first, shape[-2])
 
     def places(self, columns: int) -> tuple[Tensor, int]:
         """Where the `columns` of this share stand among those of the batch `[n]`, and how many these are.

@@ -170,7 +170,7 @@ class Shares:
             )
 
         steps = self.mixture.learned_steps(sample, usable)
-        return Share(batch, len(usable.lengths), int(usable.lengths.max()), steps)
+        return Share(batch, len(usable.lengths), steps)
 
     def _divide(self) -> None:
         """Ask for this learner's rows only, where others have come or gone."""

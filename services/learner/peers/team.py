@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -44,13 +44,11 @@ class Share(NamedTuple):
     Attributes:
         batch: its rows as the agent takes them, for this progress of the run and exponent of importance.
         rows: how many.
-        window: steps of the longest.
         learned_steps: what they add to `RunCounters.learned_steps`.
     """
 
     batch: Callable[[float, float], Batch]
     rows: int
-    window: int
     learned_steps: float
 
 
@@ -211,7 +209,7 @@ class Team:
             0.0 if share is None else share.learned_steps,
             *self._change.said(self.rank, self.learners),
         ]
-        table = self._reduction.exchange(rows, 0 if share is None else share.window, said)
+        table = self._reduction.exchange(rows, said)
         self._check(table)
         _, progress, beta, version, *_ = table[0].tolist()
         self._told = progress, beta
@@ -270,7 +268,8 @@ class Team:
             self._nothing = Batch(
                 fields, np.zeros(1, np.float32), np.full(1, steps, np.int32), np.zeros(1, bool), measure=False
             )
-        return self._nothing
+        # What follows the progress of the run is not what the rows say.
+        return replace(self._nothing, progress=self._told[0])
 
     # ------------------------------------------------------------------- epochs
 
@@ -357,8 +356,7 @@ class Team:
         if self._group is None:
             self._with(ALONE)
         else:
-            most = {"max_rows": self._max_rows, "max_window": self._agent.item_steps[1]}
-            self._with(Reduction(self._group, bfloat16=self._rules.bfloat16, **most))
+            self._with(Reduction(self._group, bfloat16=self._rules.bfloat16, max_rows=self._max_rows))
             changed = equalize(self._group, self._agent, self._counters)
         left = self._change.begin(seat.learners)
         self.moved |= changed

@@ -67,7 +67,7 @@ def main(name, endpoint, expected, directory, network=""):
         while True:
             if share is None:
                 batch = Batch(random_batch(rng, agent, ROWS), np.ones(ROWS, np.float32))
-                share = Share(lambda *wanted, batch=batch: batch, ROWS, config.unroll_steps, 0.0)
+                share = Share(lambda *wanted, batch=batch: batch, ROWS, 0.0)
             learned = team.learn(share)
             share = None if learned.taken else share
             if learned.moved:

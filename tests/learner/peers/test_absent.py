@@ -52,7 +52,7 @@ def test_the_owner_goes_on_without_one_that_does_not_come(server, absent, networ
     team = Team(agent, counters, seats, Rules(True, 3, network, timeout_s=0.5))
     until(lambda: server.seating.waits)
     batch = Batch(random_batch(rng, agent, 3), np.ones(3, np.float32))
-    share = Share(lambda *told: batch, 3, 5, 0.0)
+    share = Share(lambda *told: batch, 3, 0.0)
 
     def learned():
         team.learn(share)

@@ -50,7 +50,7 @@ class One:
 
     def run(self):
         batch = Batch(random_batch(np.random.default_rng(1), self.agent, ROWS), np.ones(ROWS, np.float32))
-        share = Share(lambda *told: batch, ROWS, 5, 0.0)
+        share = Share(lambda *told: batch, ROWS, 0.0)
         while not self.dies.is_set() and not (self.leaves.is_set() and self.team.let_go()):
             if self.team.learn(share).moved:
                 self.hashes[self.counters.updates] = state_hash(self.agent, self.counters)

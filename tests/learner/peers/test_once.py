@@ -61,7 +61,7 @@ def make_team(seed, seats, *, owner):
 
 def make_share(agent, seed):
     batch = Batch(random_batch(np.random.default_rng(seed), agent, ROWS), np.ones(ROWS, np.float32))
-    return Share(lambda *told: batch, ROWS, 5, 0.0)
+    return Share(lambda *told: batch, ROWS, 0.0)
 
 
 @contextlib.contextmanager
