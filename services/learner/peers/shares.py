@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -155,13 +155,15 @@ class Shares:
     def _share(self, sample: SampleBatch, usable: Usable, measure: bool) -> Share:
         replayed = self.mixture.replayed(sample)
 
-        def batch(progress: float, beta: float) -> Batch:
+        def batch(progress: float, beta: float, least: Mapping[str, float]) -> Batch:
             if not self._permitted:  # an update that is made again asks for no more
                 self._permitted = True
                 self._prefetch.permit()
+            # On the scale of the whole batch: on that of a share, small ones would weigh more.
+            whole = replace(sample, min_probabilities={**sample.min_probabilities, **least})
             return Batch(
                 usable.fields,
-                usable.chosen(sample.weights(beta)),
+                usable.chosen(whole.weights(beta)),
                 usable.lengths,
                 None if replayed is None else usable.chosen(replayed),
                 progress=progress,
@@ -170,7 +172,7 @@ class Shares:
             )
 
         steps = self.mixture.learned_steps(sample, usable)
-        return Share(batch, len(usable.lengths), steps)
+        return Share(batch, len(usable.lengths), steps, sample.min_probabilities)
 
     def _divide(self) -> None:
         """Ask for this learner's rows only, where others have come or gone."""

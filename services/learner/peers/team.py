@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ MAX_TIMES_BATCH = 16
 """A share is at most so many times a batch: the owner may have begun again with a larger one."""
 _CHANGE = 5
 """Columns of what learners say before each update; what is said of the next epoch follows."""
+_LEAST = _CHANGE + 6
+"""Behind that, the least probability of a row of each table."""
 ASK_S = 0.1
 """How long one call waits for a seat, or for others to come to theirs."""
 MAX_TIMES_TIMEOUT = 10
@@ -42,14 +44,17 @@ class Share(NamedTuple):
     """What a learner brings to an update.
 
     Attributes:
-        batch: its rows as the agent takes them, for this progress of the run and exponent of importance.
+        batch: its rows as the agent takes them, for this progress of the run, exponent of importance, and
+            `least` of the whole batch.
         rows: how many.
         learned_steps: what they add to `RunCounters.learned_steps`.
+        least: by table, the least probability with which one of them was drawn.
     """
 
-    batch: Callable[[float, float], Batch]
+    batch: Callable[[float, float, Mapping[str, float]], Batch]
     rows: int
     learned_steps: float
+    least: Mapping[str, float] = {}
 
 
 class Learned(NamedTuple):
@@ -77,6 +82,7 @@ class Rules:
         network: `net.learner_network`.
         timeout_s: after which a learner that does not answer is lost.
         bfloat16: gradients are exchanged in that.
+        tables: that a batch has rows of.
     """
 
     owner: bool
@@ -84,6 +90,7 @@ class Rules:
     network: str = ""
     timeout_s: float = 15.0
     bfloat16: bool = False
+    tables: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: Config, *, owner: bool) -> Rules:
@@ -95,6 +102,7 @@ class Rules:
             net.learner_network,
             net.liveness_s,
             learner.gradient_dtype == "bfloat16",
+            tuple(config.replay.shares()),
         )
 
 
@@ -130,6 +138,7 @@ class Team:
         self._behind = 0  # that update's number
         self._nothing: Batch | None = None
         self._told = 0.0, 0.0  # progress and beta, as the owner said last
+        self._least: Mapping[str, float] = {}  # of the whole batch
         self._max_rows = MAX_TIMES_BATCH * rules.batch_rows
         self._most_steps = self._max_rows * agent.item_steps[1]
         # Before anybody waits for it: the first optimiser of a process imports much of torch.
@@ -194,27 +203,30 @@ class Team:
     def _learn_alone(self, share: Share | None) -> Learned:
         if self._changes(np.array([self._change.said(0, 1)], np.float64)) or share is None:
             return Learned()
-        update = self._inspection.update(share.batch(*self._told))
+        update = self._inspection.update(share.batch(*self._told, share.least))
         self._tried = False
         self._counters.updates += 1
         self._counters.learned_steps += share.learned_steps
         return Learned(True, True, update)
 
     def _learn_together(self, share: Share | None) -> Learned:
-        counters, rows = self._counters, 0 if share is None else share.rows
+        counters, rows, tables = self._counters, 0 if share is None else share.rows, self._rules.tables
+        least = {} if share is None else share.least
         said = [
             counters.updates,
             *self._told,
             counters.version,
             0.0 if share is None else share.learned_steps,
             *self._change.said(self.rank, self.learners),
+            *(min(1.0, least.get(name, 1.0)) for name in tables),
         ]
         table = self._reduction.exchange(rows, said)
         self._check(table)
         _, progress, beta, version, *_ = table[0].tolist()
         self._told = progress, beta
         counters.version = int(version)
-        if self._changes(table[:, _CHANGE:]):
+        self._least = dict(zip(tables, table[:, _LEAST:].min(0).tolist(), strict=True))
+        if self._changes(table[:, _CHANGE:_LEAST]):
             return Learned()
         everyone = all(self._reduction.rows_of)
         if not self._reduction.all_rows or not (
@@ -231,6 +243,8 @@ class Team:
         updates, progress, beta, version, steps = table[:, :_CHANGE].T
         check_all(updates == self._counters.updates, "is at another update")
         check_all((steps >= 0) & (steps <= self._most_steps), "claims more steps than there are")
+        least = table[:, _LEAST:]
+        check_all(np.all((least > 0) & (least <= 1), axis=1), "sent an impossible probability")
         told = (
             (progress >= 0)
             & (progress <= 1)
@@ -247,7 +261,7 @@ class Team:
         self._tried, self._behind = share is not None, self._counters.updates
         arrays, meta = self._agent.state()
         try:
-            batch = self._no_rows() if share is None else share.batch(*self._told)
+            batch = self._no_rows() if share is None else share.batch(*self._told, self._least)
             update = self._inspection.update(batch)
         except (GroupLostError, MisledError):
             # An update takes several messages, and the others may have had fewer of them: half of it is in
