@@ -23,7 +23,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy
 from troupe.common.rl.policy_losses import Multiplier
-from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps, without_old_ends
+from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
 from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.vtrace import VTrace, vtrace
 
@@ -190,7 +190,7 @@ class ImpalaAgent(NetworkAgent):
         """One step on `[B]` unrolls; `features` are what the network made of them before, where stored."""
         unrolls = self.stored.read(told)
         stored = told["value"].T if self.config.clear_value_cost else None
-        loss, measured, features = self._loss(unrolls, told.get("replayed"), stored)
+        loss, measured, features = self._loss(unrolls, stored)
         norm = self.learner.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
         # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
@@ -238,14 +238,13 @@ class ImpalaAgent(NetworkAgent):
         )
 
     def _loss(
-        self, unrolls: Unrolls, replayed: Tensor | None, stored_values: Tensor | None
+        self, unrolls: Unrolls, stored_values: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """The loss, scalars that say of what it is, and the features `[T + 1, B, F]` of the observations.
 
-        `replayed` `[B]` are the rows that are not fresh, if any, and `stored_values` `[T, B]` what the
-        network that acted made of the observations, if that is known.
+        `stored_values` `[T, B]` are what the network that acted made of the observations, if that is known.
         """
-        config = self.config
+        config, replayed = self.config, unrolls.replayed
         params, values, _, features = self._described(unrolls)
         params = params[:-1]
         actions = unrolls.last_action[1:]
@@ -253,11 +252,11 @@ class ImpalaAgent(NetworkAgent):
         # The mean of log(mu / pi) over actions of mu estimates KL(mu || pi): with its gradient it is the term
         # of `kl_cost`.
         log_ratio = self.policy.log_prob(unrolls.behaviour, actions) - log_probs
-        trusted = self._trusted(params.detach(), unrolls, replayed)
+        trusted = self._trusted(params.detach(), unrolls)
         # Targets are constants: V-trace has no gradient, and one through the values would teach them to meet
         # themselves.
         in_returns = self.net.in_returns(values.detach())
-        corrected = self._corrected(unrolls, -log_ratio.detach(), in_returns, trusted, replayed)
+        corrected = self._corrected(unrolls, -log_ratio.detach(), in_returns, trusted)
         advantages, targets = corrected.advantages, corrected.targets
         if (returns := self.net.returns) is not None:
             self.net.observe_returns(targets)
@@ -296,32 +295,23 @@ class ImpalaAgent(NetworkAgent):
         }
         return loss, measured, features
 
-    def _trusted(self, params: Tensor, unrolls: Unrolls, replayed: Tensor | None) -> Tensor | None:
+    def _trusted(self, params: Tensor, unrolls: Unrolls) -> Tensor | None:
         """Which steps `[T, B]` count; None where all do."""
-        if replayed is None or self.config.trust_region is None:
+        if unrolls.replayed is None or self.config.trust_region is None:
             return None
         if self.config.trust_region_of == "implied":
             divergence = implied_kl(params, unrolls.behaviour, self.config.rho_bar)
         else:
             divergence = self.policy.kl(params, unrolls.behaviour)
-        return trusted_steps(divergence, self.config.trust_region, replayed)
+        return trusted_steps(divergence, self.config.trust_region, unrolls.replayed)
 
     def _corrected(
-        self,
-        unrolls: Unrolls,
-        log_rhos: Tensor,
-        values: Tensor,
-        trusted: Tensor | None,
-        replayed: Tensor | None,
+        self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor, trusted: Tensor | None
     ) -> VTrace:
         """V-trace targets and advantages `[T, B]` for values `[T + 1, B]`."""
         config = self.config
         rewards = policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
-        discounts, following, continues = unrolls.outcomes(values, config.gamma)
-        if replayed is not None:
-            rewards, discounts = without_old_ends(
-                rewards, discounts, values[:-1], unrolls.truncated, replayed
-            )
+        rewards, discounts, following, continues = unrolls.outcomes_with(rewards, values, config.gamma)
         return vtrace(
             log_rhos,
             rewards,

@@ -37,7 +37,6 @@ from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy, policy_losses
 from troupe.common.rl.normalizers import normalized_advantages
 from troupe.common.rl.policy_losses import Multiplier
-from troupe.common.rl.replayed import without_old_ends
 from troupe.common.rl.sequences import generalized_advantages, n_step_returns
 from troupe.common.rl.vtrace import clipped, vtrace
 
@@ -262,10 +261,7 @@ class PolicyGradientAgent(NetworkAgent):
         """`agent.epochs` passes over `[B]` unrolls."""
         learner, moves = self.learner, self.learner.branch
         unrolls = learner.prepared(self.stored.read(told))
-        replayed = told.get("replayed")
-        measured = learner.learn(
-            told, lambda previous: self._estimated(unrolls, replayed, previous), self._loss
-        )
+        measured = learner.learn(told, lambda previous: self._estimated(unrolls, previous), self._loss)
         if self.adjusted.target is not None and moves:
             self.adjusted.target.load_state_dict(self.net.state_dict())
         return means(measured) if measure else {}
@@ -343,13 +339,8 @@ class PolicyGradientAgent(NetworkAgent):
     # ------------------------------------------------------------- estimates
 
     @torch.no_grad()
-    def _estimated(
-        self, unrolls: Unrolls, replayed: Tensor | None, previous: JudgedSteps | None
-    ) -> JudgedSteps:
-        """The batch with values, advantages and value targets of the present weights.
-
-        `replayed` `[B]` are the rows that are not fresh, if any.
-        """
+    def _estimated(self, unrolls: Unrolls, previous: JudgedSteps | None) -> JudgedSteps:
+        """The batch with values, advantages and value targets of the present weights."""
         config, learner = self.config, self.learner
         if previous is not None and not config.recompute_advantages:
             return previous
@@ -366,7 +357,7 @@ class PolicyGradientAgent(NetworkAgent):
             limit = math.log(config.target_ratio_bar)
         anchor = (log_mu - log_proximal).clamp(max=limit)
         said, values = values, self.net.in_returns(values)
-        advantages, targets = self._advantages(unrolls, replayed, log_pi - log_mu, values)
+        advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
         if (returns := self.net.returns) is not None:
             first = returns.count == 0
             # Statistics move once per batch: moved in each pass, targets would change their scale between
@@ -408,17 +399,11 @@ class PolicyGradientAgent(NetworkAgent):
             return self.learner.evaluated(unrolls, self.adjusted.target)[0][:-1]
         return now if previous is None else previous.proximal.reshape(now.shape)
 
-    def _advantages(
-        self, unrolls: Unrolls, replayed: Tensor | None, log_rhos: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _advantages(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets `[T, B]` for values `[T + 1, B]`."""
         config = self.config
         rewards = config.reward_scale * policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
-        discounts, following, continues = unrolls.outcomes(values, self._gamma)
-        if replayed is not None:
-            rewards, discounts = without_old_ends(
-                rewards, discounts, values[:-1], unrolls.truncated, replayed
-            )
+        rewards, discounts, following, continues = unrolls.outcomes_with(rewards, values, self._gamma)
         if config.advantages == "vtrace":
             corrected = vtrace(
                 log_rhos,

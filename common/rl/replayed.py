@@ -1,4 +1,4 @@
-"""Replayed steps: cloning what was (CLEAR), and leaving out what is too far from today (LASER) or unknown."""
+"""Losses of replayed steps: cloning what was (CLEAR), and leaving out what is too far from today (LASER)."""
 
 from __future__ import annotations
 
@@ -48,26 +48,6 @@ def trusted_steps(divergence: Tensor, most: float, replayed: Tensor) -> Tensor:
         replayed: `[B]` bool, the rows that are not fresh.
     """
     return (divergence <= most) | ~replayed
-
-
-def without_old_ends(
-    rewards: Tensor, discounts: Tensor, values: Tensor, truncated: Tensor, replayed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Rewards and discounts `[T, B]` by which a replayed step that was cut off returns its own value.
-
-    What followed such a step is not stored, only what it was worth to the network that acted. That may be as
-    wrong as a new network, and would be the target of all steps before. So the step itself teaches nothing,
-    and what came before bootstraps from today's value of it.
-
-    Args:
-        rewards: `[T, B]`.
-        discounts: `[T, B]`.
-        values: `[T, B]`, today's, of the steps' observations.
-        truncated: `[T, B]` bool, steps at which a time limit cut the episode.
-        replayed: `[B]` bool, the rows that are not fresh.
-    """
-    old = truncated & replayed
-    return torch.where(old, values, rewards), discounts.masked_fill(old, 0.0)
 
 
 def implied_kl(logits: Tensor, behaviour: Tensor, rho_bar: float | None) -> Tensor:

@@ -33,6 +33,26 @@ def next_values(values: Tensor, truncated: Tensor, final_values: Tensor) -> Tens
     return torch.where(truncated, final_values, values[1:])
 
 
+def without_old_ends(
+    rewards: Tensor, discounts: Tensor, values: Tensor, truncated: Tensor, replayed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rewards and discounts `[T, B]` by which a replayed step that was cut off returns its own value.
+
+    What followed such a step is not stored, only what it was worth to the network that acted. That may be as
+    wrong as a new network, and would be the target of all steps before. So the step itself teaches nothing,
+    and what came before bootstraps from today's value of it.
+
+    Args:
+        rewards: `[T, B]`.
+        discounts: `[T, B]`.
+        values: `[T, B]`, today's, of the steps' observations.
+        truncated: `[T, B]` bool, steps at which a time limit cut the episode.
+        replayed: `[B]` bool, the rows that are not fresh.
+    """
+    old = truncated & replayed
+    return torch.where(old, values, rewards), discounts.masked_fill(old, 0.0)
+
+
 def backward_sum(terms: Tensor, factors: Tensor) -> Tensor:
     """`y_t = terms_t + factors_t y_{t+1}` with `y_T = 0`, all `[T, B]`."""
     # The recursion is sequential; T is at most some hundred steps, so the loop costs little beside the

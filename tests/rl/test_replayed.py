@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from tests.rl import oracles
-from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps, without_old_ends
-from troupe.common.rl.sequences import lambda_returns, n_step_returns
+from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
+from troupe.common.rl.sequences import lambda_returns, n_step_returns, without_old_ends
 from troupe.common.rl.vtrace import vtrace
 
 STEPS, ROWS = 7, 4

@@ -18,7 +18,7 @@ from troupe.common.data.accumulators.unrolls import (
 )
 from troupe.common.data.schema import FieldSpec
 from troupe.common.nets.pixels import stacked
-from troupe.common.rl.sequences import next_values
+from troupe.common.rl.sequences import next_values, without_old_ends
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
@@ -44,11 +44,8 @@ class Unrolls(NamedTuple):
     """`[T, B]`, of an episode's last observation where step t truncated it, by the network that acted."""
     memory: Tensor
     """`[B, memory_size]` before the first step."""
-
-    @property
-    def truncated(self) -> Tensor:
-        """`[T, B]` bool, the steps at which a time limit cut the episode."""
-        return self.ended[1:] == TRUNCATED
+    replayed: Tensor | None = None
+    """`[B]` bool, the rows that are not fresh; None: all are."""
 
     def outcomes(self, values: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
         """What `troupe.common.rl.sequences` wants to know of the steps, given values `[T + 1, B]` of
@@ -59,8 +56,18 @@ class Unrolls(NamedTuple):
         """
         ended = self.ended[1:]
         discounts = gamma * (ended != TERMINATED).to(values.dtype)
-        following = next_values(values, self.truncated, self.final_value)
+        following = next_values(values, ended == TRUNCATED, self.final_value)
         return discounts, following, (ended == 0).to(values.dtype)
+
+    def outcomes_with(
+        self, rewards: Tensor, values: Tensor, gamma: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rewards `[T, B]` and `outcomes`, also of what is `replayed`; see `without_old_ends`."""
+        discounts, following, continues = self.outcomes(values, gamma)
+        if self.replayed is not None:
+            cut = self.ended[1:] == TRUNCATED
+            rewards, discounts = without_old_ends(rewards, discounts, values[:-1], cut, self.replayed)
+        return rewards, discounts, following, continues
 
 
 class StoredUnrolls:
@@ -119,7 +126,7 @@ class StoredUnrolls:
         return UnrollAccumulator(steps, self._spec.stack, self.memory_size, skipped, self._spec.actions)
 
     def read(self, fields: Mapping[str, np.ndarray | Tensor]) -> Unrolls:
-        """The unrolls of items `[B, T, ...]`, ready for the network."""
+        """The unrolls of items `[B, T, ...]`, some of them `replayed` `[B]`, ready for the network."""
         names = [spec.name for spec in self.fields if spec.name not in _NOT_READ]
         data = {name: on_device(fields[name], self._device) for name in names}
         memory = torch.zeros(len(fields["action"]), 0, device=self._device)
@@ -138,4 +145,5 @@ class StoredUnrolls:
             behaviour,
             data["final_value"].T,
             memory,
+            None if "replayed" not in fields else on_device(fields["replayed"], self._device),
         )

@@ -41,6 +41,10 @@ class Step(IntEnum):
     """All leave, and ask for other seats."""
 
 
+COLUMNS = 6
+"""Numbers that `Change.said` tells."""
+
+
 class Coming:
     """The group of an epoch while it connects, on a thread of its own.
 
@@ -144,7 +148,7 @@ class Change:
         return [step, epoch, size, self.leaving, ready, self._failed]
 
     def heard(self, table: np.ndarray, seat: Seat) -> Step:
-        """Take in what all have said `[learners, 6]`; the step to take. Raises MisledError."""
+        """Take in what all have said `[learners, COLUMNS]`; the step to take. Raises MisledError."""
         steps, epochs, sizes, *flags = table.T
         check_all(is_count(steps, max(Step)), "sent an unknown step")
         check_all(is_count(epochs, MAX_EPOCHS) & is_count(sizes, MAX_LEARNERS), "sent an impossible epoch")

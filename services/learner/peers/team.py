@@ -16,7 +16,7 @@ from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.config import Config
 from troupe.common.errors import ConfigError
 from troupe.common.wire.control.messages import Seat
-from troupe.services.learner.peers.change import Change, Coming, Step
+from troupe.services.learner.peers.change import COLUMNS, Change, Coming, Step
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
 from troupe.services.learner.peers.network import check_meeting, own_address
 from troupe.services.learner.peers.seats import SILENT_S, Seats
@@ -32,7 +32,7 @@ MAX_TIMES_BATCH = 16
 """A share is at most so many times a batch: the owner may have begun again with a larger one."""
 _CHANGE = 5
 """Columns of what learners say before each update; what is said of the next epoch follows."""
-_LEAST = _CHANGE + 6
+_LEAST = _CHANGE + COLUMNS
 """Behind that, the least probability of a row of each table."""
 ASK_S = 0.1
 """How long one call waits for a seat, or for others to come to theirs."""

@@ -13,8 +13,13 @@ from troupe.common.data.accumulators.n_step import NStepAccumulator
 from troupe.common.data.accumulators.sequences import BETWEEN
 from troupe.common.data.accumulators.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator
 from troupe.common.data.schema import SlotStep
-from troupe.common.rl.replayed import without_old_ends
-from troupe.common.rl.sequences import generalized_advantages, lambda_returns, n_step_returns, next_values
+from troupe.common.rl.sequences import (
+    generalized_advantages,
+    lambda_returns,
+    n_step_returns,
+    next_values,
+    without_old_ends,
+)
 from troupe.common.rl.vtrace import vtrace
 
 GAMMA = 0.9
