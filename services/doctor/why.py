@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from troupe.common.errors import ConfigError
 from troupe.common.runtime.parser import Parser
+from troupe.services.experiments.runs import find_runs
 from troupe.services.launcher import evidence
 from troupe.services.launcher.findings import Finding
 from troupe.services.launcher.learning import faults
@@ -23,7 +26,9 @@ def why_parser() -> Parser:
         "first: the problem, the figure, why it matters, and the field that helps. Runs may still be "
         "running or have ended.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run directory, or one with runs in it"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object: findings by run directory")
     return parser
 
@@ -31,7 +36,17 @@ def why_parser() -> Parser:
 def why(words: Sequence[str]) -> int:
     """Look, print, and return the exit code."""
     options = why_parser().parse_args(words)
-    found = {str(run): _found(run.expanduser()) for run in options.runs}
+    found: dict[str, list[Finding]] = {}
+    unreadable: list[ConfigError] = []
+    for run in find_runs(run.expanduser() for run in options.runs):
+        try:
+            found[str(run)] = _found(run)
+        except ConfigError as error:
+            unreadable.append(error)
+    if not found:
+        raise unreadable[0]
+    for why_not in unreadable:  # of a sweep, some may not have begun to learn
+        print(f"troupe: left out: {why_not}", file=sys.stderr)
     if options.json:
         named = {
             run: [{"name": each.name, "what": each.what, "advice": each.advice} for each in findings]
@@ -39,9 +54,9 @@ def why(words: Sequence[str]) -> int:
         }
         print(json.dumps(named, indent=1))
         return 0
-    for run, findings in found.items():
+    for name, findings in found.items():
         if len(found) > 1:
-            print(f"{run}:")
+            print(f"{name}:")
         for line in map(line_of, findings) if findings else [NOTHING]:
             print(f"  {line}" if len(found) > 1 else line)
     return 0

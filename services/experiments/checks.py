@@ -21,16 +21,21 @@ if TYPE_CHECKING:
     from troupe.common.config import Loaded
 
 
-def check(sweep: Sweep) -> dict[str, int]:
+def check(sweep: Sweep, *, at_once: int = 1) -> dict[str, int]:
     """Refuse runs that could not begin, before any does; returns each run's total steps.
 
     Of a study there are no runs yet: the extreme values of its space are checked, as are those that a
     population may come to. Every environment is made once, and every network, but not each with each.
 
+    Args:
+        sweep: of the runs.
+        at_once: runs at a time on one machine.
+
     Raises:
         ConfigError: names the field, and the file that it is from.
     """
     totals: dict[str, int] = {}
+    ports: dict[int, str] = {}
     seen: set[str] = set()
     planned, extremes = sweep.runs(), list[Planned]()
     if sweep.is_study:
@@ -48,6 +53,12 @@ def check(sweep: Sweep) -> dict[str, int]:
                 interval_steps = sweep.section.population.interval_steps
                 population.check(sweep.source, sweep.space, config, len(planned), interval_steps)
             totals[run.name] = config.run.total_steps
+            port = config.net.metrics_port
+            if at_once > 1 and port and ports.setdefault(port, run.name) != run.name:
+                raise ConfigError(
+                    f"{at_once} runs at a time would use the same ports: set net.metrics_port to 0 "
+                    f"instead of {port}, or run one at a time (--parallel 1)"
+                )
             # Making an environment or a network takes up to seconds. Runs that differ in neither, such as
             # those of further seeds, need no second look.
             parts = {repr(config.env), repr(config.agent)}

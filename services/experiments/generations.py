@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from troupe.common import system
@@ -99,17 +99,19 @@ class Generations(Course):
                 self.ended(job)
         if population.open is None:
             # The processes of all have ended: nobody copies a checkpoint that is being written.
-            if not population.is_due or population.boundary >= self._total or any(job.alive for job in jobs):
+            complete = [job.name for job in jobs if job.state == "done"]
+            is_due = population.is_due(complete) and population.boundary < self._total
+            if not is_due or any(job.alive for job in jobs):
                 return
-            self._select()
+            self._select(complete)
         # Left by an earlier call that was killed, and about to stop.
         if any((run := job.run()) is not None and run.state == "running" for job in jobs):
             return
         self._copy_and_begin()
 
-    def _select(self) -> None:
+    def _select(self, complete: Collection[str]) -> None:
         runner = self._runner
-        ended = self.population.select()
+        ended = self.population.select(complete)
         for job in runner.jobs:
             copy = ended.copies.get(job.name)
             if copy is not None:
@@ -119,8 +121,10 @@ class Generations(Course):
                 better = report.number(ended.scores[copy.source])
                 line = f"{job.name} ({worth}) goes on as {copy.source} ({better}) with {said}"
                 runner.say(f"{ended.steps:,} steps: {line}")
-        # Before the first copy: whoever goes on after a kill makes these copies, and draws no others.
-        runner.save()
+        # Before the first copy: whoever goes on after a kill makes these copies, and draws no others. Without
+        # copies, a record of this end and not of what begins then would be taken for the end of the next one.
+        if ended.copies:
+            runner.save()
 
     def _copy_and_begin(self) -> None:
         population, runner = self.population, self._runner

@@ -9,7 +9,7 @@ whenever one has: scores are then of the same steps, also where fewer runs than 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -139,20 +139,31 @@ class Population:
         last = self.generations[-1] if self.generations else None
         return last if last is not None and last.is_open else None
 
-    @property
-    def is_due(self) -> bool:
-        """Whether all have made the interval, and one at least has not failed."""
-        members = self.members.values()
-        return all(each.is_there for each in members) and any(each.score is not None for each in members)
+    def is_due(self, complete: Collection[str] = ()) -> bool:
+        """Whether all have made the interval, and one that has steps left has not failed."""
+        left = [each for name, each in self.members.items() if name not in complete]
+        return all(each.is_there for each in self.members.values()) and any(
+            each.score is not None for each in left
+        )
 
-    def select(self) -> Generation:
-        """End the interval: decide who goes on as whom. Their values change now, and nothing else."""
+    def select(self, complete: Collection[str] = ()) -> Generation:
+        """End the interval: decide who goes on as whom. Their values change now, and nothing else.
+
+        Args:
+            complete: runs that have made all their steps, as one can before it is evaluated: they stay what
+                they are, and a copy of one would have nothing left to train.
+        """
         # Of two alike the one that was planned first, since the sort is stable.
-        order = sorted(self.members, key=lambda name: -_worth(self.members[name].score))
+        order = sorted(
+            (name for name in self.members if name not in complete),
+            key=lambda name: -_worth(self.members[name].score),
+        )
         quarter = max(1, int(_QUARTER * len(order)))
         failed = [name for name in order if self.members[name].score is None]
         worst = order[-max(quarter, len(failed)) :]
         best = [name for name in order[:quarter] if name not in worst]
+        if not best:  # one alone goes on
+            worst = []
         copies = {}
         for name in worst:
             number = list(self.members).index(name)

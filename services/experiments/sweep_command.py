@@ -43,7 +43,7 @@ def sweep(words: Sequence[str]) -> int:
     else:
         wanted = plan.read(options.source, keys, overrides)
         folder = (options.dir or Path("runs") / f"sweep-{Path(options.source).stem}").expanduser()
-    totals = checks.check(wanted)
+    totals = checks.check(wanted, at_once=1 if options.slurm else wanted.section.parallel)
     if options.slurm and (what := wanted.depends):
         raise ConfigError(f"--slurm: the trials of {what} depend on each other and cannot be a job array")
     if options.share and (what := wanted.depends):

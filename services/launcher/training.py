@@ -15,6 +15,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.installation import check_trackers, other_code
 from troupe.common.runtime.checkpoint import begin_from, newest_meta
 from troupe.common.runtime.files import CONFIG_FILE, SOURCE_FOLDER, check_writable, readable, run_config
+from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.services.launcher.workspace import dated_directory, in_the_way, run_name
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def train(
 
     Raises:
         TroupeError: says what is wrong; a configuration that cannot run leaves no directory.
+        KeyboardInterrupt: it was stopped before there was anything to keep.
     """
     if preset is None:
         from troupe.services.launcher import by_kind
@@ -114,7 +116,8 @@ def _launch(
         )
     from troupe.services.launcher import launcher  # takes a while, and what is wrong is told before
 
-    launcher.run(config, run_dir, resume=resume, progress=progress, stop=stop)
+    if launcher.run(config, run_dir, resume=resume, progress=progress, stop=stop) == INTERRUPTED:
+        raise KeyboardInterrupt
 
 
 def check_runnable(loaded: Loaded, *, play: bool) -> EnvSpec:

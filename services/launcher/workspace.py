@@ -22,7 +22,14 @@ from troupe.common.config.schema import NetConfig
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import install_command
 from troupe.common.runtime.checkpoint import check, newest_first, steps_of
-from troupe.common.runtime.files import CONFIG_FILE, is_locked, lock_file, make_directory, readable
+from troupe.common.runtime.files import (
+    CONFIG_FILE,
+    SERIAL_FOLDER,
+    is_locked,
+    lock_file,
+    make_directory,
+    readable,
+)
 from troupe.common.runtime.logging import LogFile
 
 _log = logging.getLogger(__name__)
@@ -56,6 +63,8 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[str]:
     with lock_file(run_dir / ".lock", f"{run_dir} is in use by another launcher; stop that one first"):
         if resume and not has_checkpoint(run_dir):
             raise CheckpointError(_nothing_to_resume(run_dir, "it has no checkpoint"))
+        # Of a run in one process that was killed: this one fills its tables anew.
+        shutil.rmtree(run_dir / SERIAL_FOLDER, ignore_errors=True)
         yield damage(run_dir) if resume else ""
 
 

@@ -247,6 +247,16 @@ def test_exit_codes_of_what_goes_wrong_inside(
         assert re.sub(r" \(test_bad_input\.py:\d+\)$", "", told, flags=re.MULTILINE) == line
 
 
+def test_a_run_that_is_stopped_before_there_is_anything_to_keep_is_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from troupe.services.launcher import launcher
+
+    monkeypatch.setattr(launcher, "run", lambda *_, **__: 130)
+    assert cli.main(["train", "cartpole-apex", "--run-dir", "R"]) == 130
+    assert not capsys.readouterr().err
+
+
 def test_a_run_without_a_whole_checkpoint_is_exit_code_5(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -279,6 +279,17 @@ def test_the_command_prints_findings_by_run_and_as_json(tmp_path, capsys):
     assert told[str(good)] == []
 
 
+def test_a_directory_of_runs_stands_for_those_that_have_recorded_something(tmp_path, capsys):
+    bad, good, new = (unpack(name, tmp_path) for name in ("raw-pixels", "healthy-ppo", "healthy-apex"))
+    (new / "metrics.csv").unlink()
+    assert cli.main(["why", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == [f"{good}:", f"{bad}:"]
+    assert err == f"troupe: left out: {new} has no record of learning yet: see logs/learner.log\n"
+    assert cli.main(["why", str(tmp_path / "nowhere")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
 def test_a_run_that_has_recorded_nothing_is_told_in_one_line(tmp_path, capsys):
     run = unpack("healthy-ppo", tmp_path)
     (run / "metrics.csv").unlink()

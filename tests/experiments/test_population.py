@@ -65,9 +65,9 @@ def test_the_worst_quarter_goes_on_as_the_best(seed):
         failed = set(rng.sample(names, rng.choice([0, 0, 1, len(names) - 1])))
         scores = {name: rng.random() for name in names}
         for name, member in now.members.items():
-            assert not now.is_due
+            assert not now.is_due()
             member.score, member.error = (None, "out of memory") if name in failed else (scores[name], "")
-        assert now.is_due
+        assert now.is_due()
         before = {name: dict(member.values) for name, member in now.members.items()}
         ended = now.select()
         quarter = max(1, len(names) // 4)
@@ -164,7 +164,7 @@ def test_a_planted_learning_rate_is_found(trained, capsys):
 
 
 def test_without_copies_it_is_not_found(trained, monkeypatch):
-    def select(self):
+    def select(self, complete):
         scores = {name: member.score for name, member in self.members.items()}
         self.generations.append(Generation(self.boundary, scores, {}, {}))
         return self.generations[-1]
@@ -209,6 +209,36 @@ def test_a_run_that_crashes_goes_on_as_another(trained):
         "trial-0002",
         "trial-0000",
     ]
+
+
+@pytest.mark.parametrize("rates", [[1e-2, 1e-3, 1e-6], [1e-6, 1e-2, 1e-3]])
+def test_a_run_that_is_complete_before_it_could_pause_stays_what_it_is(trained, monkeypatch, rates, capsys):
+    def look(self, job):
+        if job.name != "trial-0000":
+            paused(self, job)
+
+    paused = generations.Generations.look
+    monkeypatch.setattr(generations.Generations, "look", look)
+    runner = trained(rates, 50, 150)
+    history = runner.course.population.generations
+    assert [each.steps for each in history] == [50, 100]
+    for generation in history:
+        [(name, copy)] = generation.copies.items()
+        assert "trial-0000" not in (name, copy.source)
+    assert [name for name, _, _ in Trainer.begun].count("trial-0000") == 1
+    assert {job.state for job in runner.jobs} == {"done"}
+
+
+@pytest.mark.parametrize("last", [{"trial-0001"}, set()])
+def test_where_one_or_none_has_steps_left_nobody_is_copied(trained, monkeypatch, last):
+    paused = generations.Generations.look
+    monkeypatch.setattr(
+        generations.Generations, "look", lambda self, job: job.name in last and paused(self, job)
+    )
+    runner = trained([1e-6, 1e-2], 50, 150)
+    assert not any(each.copies for each in runner.course.population.generations)
+    assert {job.state for job in runner.jobs} == {"done"}
+    assert len(Trainer.begun) == 2 + 2 * len(last)
 
 
 def test_where_all_crash_the_sweep_is_over(trained):

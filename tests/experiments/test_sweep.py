@@ -228,6 +228,18 @@ def test_a_record_that_is_none_is_refused(begun):
         running.recorded_sweep(begun, {}, {})
 
 
+def test_runs_at_a_time_do_not_want_one_port():
+    words = {"net.metrics_port": "9100"}
+    two = running.parse("cartpole-ppo", {"sweep": {"preset": "cartpole-ppo", "seeds": 2}}, words)
+    checks.check(two)
+    with pytest.raises(
+        running.ConfigError, match=r"2 runs at a time would use the same ports: set net\.metrics_port to 0 "
+    ):
+        checks.check(two, at_once=2)
+    own = {"preset": "cartpole-ppo", "grid": {"net": {"metrics_port": [9100, 9200]}}}
+    checks.check(running.parse("cartpole-ppo", {"sweep": own}, {}), at_once=2)
+
+
 @pytest.mark.parametrize(
     ("words", "told", "code"),
     [

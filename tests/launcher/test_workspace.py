@@ -50,6 +50,15 @@ def test_a_new_run_gets_its_directories(tmp_path):
         }
 
 
+def test_a_run_that_goes_on_drops_the_items_of_one_in_one_process_that_was_killed(tmp_path):
+    save_checkpoint(tmp_path / "checkpoints", {"x": np.zeros(1)}, {"steps": 77})
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "serial-replay").mkdir()
+    (tmp_path / "serial-replay" / "actions.ring").write_bytes(bytes(100))
+    with claimed_run_dir(tmp_path, resume=True):
+        assert not (tmp_path / "serial-replay").exists()
+
+
 def test_a_directory_is_held_by_one_launcher(tmp_path):
     with (
         claimed_run_dir(tmp_path, resume=False),

@@ -14,7 +14,7 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from troupe.common.errors import AuthError, ConfigError
+from troupe.common.runtime.files import lock_file
 from troupe.common.wire.messages import ROLES
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ KEY_ROLES = ("learner", *(role for role in ROLES if role != "learner"))
 
 SERVERS = ("learner", "replay")
 ALLOWED_FILE = "allowed"
+_UNFINISHED = ".unfinished"
+"""Is there, and locked, while keys are made: what a killed process left is known by it."""
 
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85, 32 bytes
 _MAX_FILE_BYTES = 1 << 20
@@ -118,6 +121,8 @@ def load_keys(directory: str | Path, role: str) -> Keys:
 def make_keys(directory: str | Path) -> list[Path]:
     """Make a pair for every role and the allow-list of all; the files, readable by their owner only.
 
+    What an earlier call left that was killed half-way is replaced.
+
     Raises `ConfigError` where the directory holds keys already or cannot be written.
     """
     folder = Path(directory).expanduser()
@@ -128,23 +133,40 @@ def make_keys(directory: str | Path) -> list[Path]:
         files[f"{role}.secret"], files[f"{role}.public"] = secret + b"\n", public + b"\n"
         allowed += f"{role} {public.decode()}\n"
     files[ALLOWED_FILE] = allowed.encode()  # the last one: where it is, everything is
+    unfinished = folder / _UNFINISHED
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        present = [name for name in files if (folder / name).exists()]
-        if present:
-            raise ConfigError(f"{folder} holds keys already ({present[0]}); choose another directory")
-        made: list[Path] = []
-        try:
-            for name, content in files.items():
-                _write(folder / name, content)
-                made.append(folder / name)
-        except OSError:
-            for path in made:  # a part of a set would be in the way of the next try
-                path.unlink()
-            raise
+        if not unfinished.exists() or (folder / ALLOWED_FILE).exists():
+            _refuse_keys(folder, files)
+        with lock_file(unfinished, f"another process is making keys in {folder}; choose another directory"):
+            if not (folder / ALLOWED_FILE).exists():
+                _remove(folder, files)
+            _write_all(folder, files)
     except OSError as error:
         raise ConfigError(f"cannot make keys in {folder}: {error.strerror}") from error
     return [folder / name for name in files]
+
+
+def _refuse_keys(folder: Path, files: Iterable[str]) -> None:
+    present = [name for name in files if (folder / name).exists()]
+    if present:
+        raise ConfigError(f"{folder} holds keys already ({present[0]}); choose another directory")
+
+
+def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    made = [_UNFINISHED]
+    try:
+        for name, content in files.items():
+            _write(folder / name, content)
+            made.append(name)
+        made = [_UNFINISHED]
+    finally:  # also of Ctrl-C: a part of a set would be in the way of the next try
+        _remove(folder, reversed(made))
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def check_set(directory: str | Path) -> None:
@@ -167,7 +189,7 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(descriptor)
-    except OSError:
+    except BaseException:
         path.unlink()
         raise
 

@@ -3,11 +3,13 @@
 import os
 import resource
 import stat
+from pathlib import Path
 
 import pytest
 import zmq
 
 from troupe.common.errors import AuthError, ConfigError
+from troupe.common.runtime.files import lock_file
 from troupe.common.wire.security.keys import KEY_ROLES, AllowList, check_set, load_keys, make_keys
 
 
@@ -57,6 +59,44 @@ def test_a_full_disk_leaves_no_part_of_a_set(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     make_keys(tmp_path)
     check_set(tmp_path)
+
+
+@pytest.mark.parametrize("at", range(1, len(KEY_ROLES) * 2 + 2))
+def test_a_set_that_was_interrupted_is_made_by_the_next_call(tmp_path, monkeypatch, at):
+    class Stopped(BaseException):
+        pass
+
+    def stopping(descriptor):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Stopped
+
+    left = at
+    monkeypatch.setattr(os, "fsync", stopping)
+    with pytest.raises(Stopped):
+        make_keys(tmp_path)
+    assert not list(tmp_path.iterdir())
+    # After SIGTERM, which `troupe keys` does not catch, or `kill -9`, nothing is removed.
+    left = at
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        with pytest.raises(Stopped):
+            make_keys(tmp_path)
+    assert len(list(tmp_path.iterdir())) == at + 1
+    if not (tmp_path / "allowed").exists():
+        make_keys(tmp_path)
+    check_set(tmp_path)
+    with pytest.raises(ConfigError, match="holds keys already"):
+        make_keys(tmp_path)
+
+
+def test_what_another_process_makes_is_left_alone(tmp_path):
+    with lock_file(tmp_path / ".unfinished", "held"):
+        (tmp_path / "learner.secret").write_text("its own")
+        with pytest.raises(ConfigError, match="another process is making keys"):
+            make_keys(tmp_path)
+    assert (tmp_path / "learner.secret").read_text() == "its own"
 
 
 def test_a_secret_does_not_show_itself(folder):
