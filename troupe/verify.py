@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -37,7 +38,7 @@ def verify(run_dir: Path, stop: StopSignal, *, seconds: float | None = None) -> 
             f"{run_dir} certifies no update yet: it is not complete, and has made fewer than "
             f"{config.learner.certificate_period_updates} (learner.certificate_period_updates)"
         )
-    with repeatable(), tempfile.TemporaryDirectory(prefix="troupe-verify-") as folder:
+    with repeatable(), tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-") as folder:
         for line in differences(certificate.made_with, circumstances()):
             print(f"different from when it was made: {line}", flush=True)
         training = Repetition(config, Path(folder) / "run", stop, certificate, seconds)

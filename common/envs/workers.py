@@ -70,7 +70,7 @@ class WorkerVector(VectorEnv):
         self.failures = deque(maxlen=KEPT_FAILURES)
         self.calls = calls.Calls(1, whole=True)  # nothing is ever in a call here
         # For the records of their calls, which outlive a process that crashes.
-        self._folder = tempfile.TemporaryDirectory(prefix="troupe-envs-")
+        self._folder = tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-envs-")
         parts = split_slots(num_slots, config.processes, copy_slots(config))
         task = {"config": config.model_dump(mode="json"), "threads": threads, "evaluation": evaluation}
         self._workers: list[_Worker] = []

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from troupe.common.envs import calls
 from troupe.common.envs.base import EnvSpec
 from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
+from troupe.services.launcher import guard
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig
@@ -102,10 +103,13 @@ def check(
             and cause.
     """
     options = {"slots": slots, "steps": steps, "seconds": seconds, "seed": 1, "thorough": thorough}
-    with tempfile.TemporaryDirectory(prefix="troupe-check-") as name, tempfile.TemporaryFile() as said:
+    kept = tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-check-")
+    with kept as name, tempfile.TemporaryFile() as said:
         result = Path(name) / "result"
+        # An environment that hangs must not outlive this process where that is killed.
+        prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "0"]
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "troupe.services.environment.probe", str(result)],
+            [*prefix, sys.executable, "-P", "-m", "troupe.services.environment.probe", str(result)],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,

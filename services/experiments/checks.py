@@ -44,7 +44,7 @@ def check(sweep: Sweep, *, at_once: int = 1) -> dict[str, int]:
         if not sweep.space:
             raise ConfigError(f"{sweep.source}: the command line leaves nothing to search")
         extremes = [sweep.with_fields(f"end-{i}", each) for i, each in enumerate(ends(sweep.space))]
-    with tempfile.TemporaryDirectory(prefix="troupe-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-") as folder:
         values = Path(folder) / "values.toml"
         for run in [*planned, *extremes]:
             loaded = _loaded(sweep, run, values)

@@ -80,15 +80,15 @@ def socket_directory() -> Iterator[Path]:
         raise ConfigError(
             f"cannot make a directory for sockets ({error}); set TMPDIR to another directory"
         ) from error
-    _remove_abandoned(path.parent)
+    remove_abandoned(path.parent)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Remove socket directories of launchers that were killed and could not do it themselves."""
+def remove_abandoned(parent: Path) -> None:
+    """Remove directories of processes of ours that were killed and could not do it themselves."""
     for path in parent.glob("troupe-*-*"):
         pid = path.name.split("-")[1]
         with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ def export(path: Path, name: str, preset: str = "", slots: int | None = None) ->
     if not (path / MANIFEST_FILE).is_file():
         return _export(path, _config_of(path, preset), name, slots)
     config = _config_of(path, preset)
-    with tempfile.TemporaryDirectory(prefix="troupe-") as copied:
+    with tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-") as copied:
         _restore(path, Path(copied) / "shard-0")
         return _export(Path(copied), config, name, slots)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +15,14 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.harness import PATIENCE_S
+from tests.harness import PATIENCE_S, until
 from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import calls
 from troupe.common.envs.returned import other_dtypes
 from troupe.common.errors import ConfigError, MissingEngineError
 from troupe.services.environment import check as module
 from troupe.services.environment.check import Findings, check
+from troupe.services.launcher.workspace import remove_abandoned
 
 BROKEN = "tests.envs.broken:Broken-v0"
 
@@ -128,7 +132,30 @@ def test_a_hang_is_told_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -
     for process in psutil.Process().children(recursive=True):
         # Other tests of this process may have left one that has ended, and has no command line.
         with contextlib.suppress(psutil.ZombieProcess):
-            assert "troupe.services.environment.probe" not in process.cmdline()
+            assert not probes(process)
+
+
+def test_a_check_that_is_killed_leaves_neither_a_process_nor_a_folder(tmp_path: Path) -> None:
+    code = (
+        "from troupe.common.config.env_section import EnvConfig\n"
+        "from troupe.services.environment.check import check\n"
+        f"check(EnvConfig(id={BROKEN!r}, kwargs=dict(how='hang')))"
+    )
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=variables) as parent:
+        try:
+            until(lambda: any(map(probes, psutil.Process(parent.pid).children())))
+            [child] = psutil.Process(parent.pid).children()
+        finally:
+            parent.kill()
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert list(tmp_path.iterdir())
+    remove_abandoned(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def probes(process: psutil.Process) -> bool:
+    return "troupe.services.environment.probe" in process.cmdline()
 
 
 def test_what_cannot_be_made_here_is_the_error_that_it_is_there() -> None:

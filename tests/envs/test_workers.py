@@ -17,6 +17,7 @@ from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvError, VectorEnv, make_vector
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.errors import ConfigError
+from troupe.services.launcher.workspace import remove_abandoned
 
 BROKEN = "tests.envs.broken:Broken-v0"
 COUNTING = "tests.envs.counting:Counting-v0"
@@ -183,7 +184,10 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
         "env.reset(); print(env.pids[0], flush=True); env.step(np.zeros(1, np.int64))"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ}
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:
         try:
             assert parent.stdout is not None
@@ -192,3 +196,6 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
         finally:
             parent.kill()
     until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
+    assert list(tmp_path.glob("troupe-*"))
+    remove_abandoned(tmp_path)
+    assert not list(tmp_path.glob("troupe-*"))
