@@ -11,8 +11,12 @@ OWN_ERROR = "troupe: error:"
 """How the line begins in which a program of ours says why it ends: those that started it look for it."""
 _PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
 """Where the files of Python's library are, and how those begin that have none."""
-_DEFECT = re.compile(r"(\w+): .*( \([^()]+:\d+\))")
+_DEFECT = re.compile(r"(\w+)(?:: .*)?( \([^()]+:\d+\))")
 """What `defect_line` says of an error in a user's own code."""
+
+
+CAUGHT = (Exception, SystemExit)
+"""What somebody else's code may raise without ending the process: it may also call `exit()`."""
 
 
 class TroupeError(Exception):
@@ -85,6 +89,8 @@ class SyncFailedError(TroupeError):
 
 def raised_where(error: BaseException) -> str:
     """` (FILE:LINE)`: the innermost line that is neither Troupe's nor of a library, or nothing."""
+    if isinstance(error, SyntaxError) and error.filename:  # no line has run
+        return f" ({Path(error.filename).name}:{error.lineno})"
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         names, path = frame.f_globals, frame.f_code.co_filename
@@ -95,10 +101,15 @@ def raised_where(error: BaseException) -> str:
     return where
 
 
+def raised_line(error: BaseException) -> str:
+    """`TYPE: text (FILE:LINE)`, see `raised_where`: what somebody else's code raised, in one line."""
+    text = error.msg if isinstance(error, SyntaxError) and error.filename else error
+    return " ".join(f"{type(error).__name__}: {text}".split()).rstrip(":") + raised_where(error)
+
+
 def defect_line(error: BaseException) -> str:
-    """`TYPE: text (FILE:LINE)`, see `raised_where`; without such a line, `internal error, TYPE: text`."""
-    where = raised_where(error)
-    return f"{'' if where else 'internal error, '}{type(error).__name__}: {error}{where}"
+    """`TYPE: text (FILE:LINE)`, as `raised_line`; without such a line, `internal error, TYPE: text`."""
+    return f"{'' if raised_where(error) else 'internal error, '}{raised_line(error)}"
 
 
 def sameness(line: str) -> object:

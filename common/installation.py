@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
-from troupe.common.errors import ConfigError
+from troupe.common.errors import ConfigError, raised_line, raised_where
 
 DISTRIBUTION = "troupe-rl"
 """On package indices; the command and the import have shorter names."""
@@ -107,23 +107,27 @@ def import_module(module: str, needed_by: str) -> ModuleType:
         raise ConfigError(f"{needed_by}{_missing(module, error)}") from error
     except ConfigError:
         raise
+    except SystemExit as error:  # a program that runs as it is imported, such as one that reads arguments
+        raise ConfigError(
+            f"{needed_by}: importing {module} ends the program{raised_where(error)}: put what only a program "
+            'does under `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:  # a stranger's code may raise anything
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{needed_by}: importing {module} failed: {why}") from error
+        raise ConfigError(f"{needed_by}: importing {module} failed: {raised_line(error)}") from error
 
 
 def _missing(module: str, error: ImportError) -> str:
     """What to do; never to install something from an index because a module of the user's has its name."""
-    missing = error.name or module
+    missing, where = error.name or module, raised_where(error)
     top = missing.partition(".")[0]
     if not isinstance(error, ModuleNotFoundError):
-        return f": importing {module} failed: {' '.join(str(error).split())}"
+        return f": importing {module} failed: {' '.join(str(error).split())}{where}"
     # The module is there and something that it imports is not: its name has to be in the advice.
     if top != module.partition(".")[0]:
-        return f": the module {module} imports {missing}, which is not installed"
+        return f": the module {module} imports {missing}, which is not installed{where}"
     if missing != top and top in sys.modules:  # found: PYTHONPATH is right, and the name after it is not
         parent, _, name = missing.rpartition(".")
-        return f": {parent} has no module {name}"
+        return f": {parent} has no module {name}{where}"
     if Path(f"{top}.py").exists() or Path(top).is_dir():
         return f": Python does not look for {missing} in this folder; begin the command with PYTHONPATH=."
     return (

@@ -6,6 +6,7 @@ One outside this tree calls `register_algorithm` instead.
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import TYPE_CHECKING
 
 from troupe.common.agents.base import Accumulator, Act, Agent, Batch, Inputs, Pending, Update
@@ -40,5 +41,12 @@ def make_agent(agent_config: AgentConfig, spec: EnvSpec, *, seed: int = 0, devic
     module = importlib.import_module(type(agent_config).__module__)
     if not hasattr(module, "make"):
         raise ConfigError(f"the module {module.__name__} has no function `make` that builds its agent")
-    agent: Agent = module.make(agent_config, spec, seed=seed, device=device)
+    given = {"seed": seed, "device": device}
+    try:
+        inspect.signature(module.make).bind(agent_config, spec, **given)
+    except TypeError as error:
+        raise ConfigError(
+            f"{module.__name__}.make is called as make(config, spec, *, seed, device): {error}"
+        ) from None
+    agent: Agent = module.make(agent_config, spec, **given)
     return agent

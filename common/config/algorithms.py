@@ -14,8 +14,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from pydantic import PydanticSchemaGenerationError
+from pydantic_core import to_jsonable_python
+
 from troupe.common.config.fields import AgentConfig, UntypedAgentConfig
-from troupe.common.errors import ConfigError
+from troupe.common.errors import ConfigError, raised_where
 from troupe.common.installation import entry_points, import_module
 
 ALGORITHMS: dict[str, str] = {
@@ -43,6 +46,7 @@ KNOWN_AS = {
 DEFAULT_ALGORITHM = "apex"
 ENTRY_POINTS = "troupe.algorithms"
 
+_TYPES = "bool, int, float, str, Literal, or tuples and dicts of them"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 # Filled when a module is imported, so the names that it holds depend on what has been imported so far;
 # `agent_model` imports the one that it needs first.
@@ -60,6 +64,10 @@ def register_algorithm(model: type[Model]) -> type[Model]:
     Raises:
         ConfigError: the name is not usable, or taken.
     """
+    if not (isinstance(model, type) and issubclass(model, AgentConfig)):
+        raise ConfigError(
+            f"{getattr(model, '__qualname__', model)} should be a class derived from AgentConfig"
+        )
     annotation, module = model.model_fields["algorithm"].annotation, model.__module__
     names = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
     if len(names) != 1 or names[0] in ALGORITHMS:
@@ -67,6 +75,17 @@ def register_algorithm(model: type[Model]) -> type[Model]:
             f'{module}.{model.__name__} should have a name of its own: algorithm: Literal["{module}"] = '
             f'structural("{module}", "...")'
         )
+    for field, about in model.model_fields.items():
+        if about.is_required() or about.default_factory is not None:
+            continue
+        try:
+            to_jsonable_python(about.default)
+        except ValueError:  # a run directory, a checkpoint and a message have to hold it
+            kind = type(about.default).__name__
+            raise ConfigError(
+                f"the default of {field} in {module}.{model.__name__} is a {kind}, and no value of a "
+                f"configuration ({_TYPES})"
+            ) from None
     (name,) = names
     # A service on another machine gets nothing but the name, in WELCOME or from a checkpoint, and imports the
     # module that it names.
@@ -127,6 +146,12 @@ def agent_model(algorithm: str) -> type[AgentConfig]:
             return UntypedAgentConfig
         if own and cause is not None:
             raise cause from None  # a defect
+        if isinstance(cause, PydanticSchemaGenerationError):  # its advice would be no way out
+            what = cause.message.partition(". ")[0]
+            raise ValueError(
+                f"a field of {module_name} has no type of a configuration ({_TYPES}): "
+                f"{what}{raised_where(cause)}"
+            ) from None
         raise ValueError(str(error)) from None
     if own:
         model: type[AgentConfig] = getattr(module, attribute)

@@ -21,7 +21,7 @@ import numpy as np
 
 from troupe.common.envs.calls import Calls
 from troupe.common.envs.returned import BadReturn
-from troupe.common.errors import ConfigError, TroupeError, raised_where
+from troupe.common.errors import ConfigError, TroupeError, raised_line
 from troupe.common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ _log = logging.getLogger(__name__)
 Seed = int | Sequence[int]
 """Of all slots together, or of each, where the slots of one run are spread over several vectors."""
 KEPT_FAILURES = 100
-CAUGHT = (Exception, SystemExit)
-"""What an environment may raise without ending the process: it may also call `exit()`."""
 MAX_FAILURES_IN_A_ROW = 8
 """More of them end the process."""
 BACKOFF_FIRST_S = 0.5
@@ -308,8 +306,7 @@ def cause_of(error: BaseException) -> str:
     """The cause of a Failure: what was returned, or what was raised and in which line, in one line."""
     if isinstance(error, BadReturn):
         return str(error)
-    raised = " ".join(f"raised {type(error).__name__}: {error}".split()).rstrip(":")
-    return raised + raised_where(error)
+    return f"raised {raised_line(error)}"
 
 
 def clip_rewards(rewards: np.ndarray, mode: str) -> np.ndarray:

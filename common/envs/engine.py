@@ -25,7 +25,6 @@ import numpy as np
 
 from troupe.common.data.schema import LARGEST_FLOAT
 from troupe.common.envs.base import (
-    CAUGHT,
     KEPT_FAILURES,
     EnvSpec,
     Failure,
@@ -50,7 +49,7 @@ from troupe.common.envs.returned import (
     taken_for,
 )
 from troupe.common.envs.spectator import picture_of
-from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.errors import CAUGHT, ConfigError, TroupeError
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig

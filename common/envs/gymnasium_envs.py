@@ -29,7 +29,7 @@ from troupe.common.envs.returned import (
 )
 from troupe.common.envs.slots import Outcome, SlotVector
 from troupe.common.envs.spectator import NoPictureError
-from troupe.common.errors import ConfigError
+from troupe.common.errors import CAUGHT, ConfigError, raised_line
 from troupe.common.installation import import_module
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def close_env(env: Any, env_id: str, level: int = logging.WARNING) -> str:
     """Close a copy that is not needed any more. What it raises is logged and returned in words."""
     try:
         env.close()
-    except Exception as error:
-        trouble = f"close() raised {type(error).__name__}: {one_line(error)}"
+    except CAUGHT as error:
+        trouble = f"close() raised {raised_line(error)}"
         _log.log(level, "%s: %s", env_id, trouble)
         return trouble
     return ""
@@ -225,15 +225,17 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
         if known is not None:
             known.order_enforce = False  # every copy is reset before it is stepped
         # What it returns is checked here, at every step; Gymnasium would look at the first, and only warn.
-        return wrapped(config, gym.make(known or env_id, **{"disable_env_checker": True, **kwargs}))
+        env = wrapped(config, gym.make(known or env_id, **{"disable_env_checker": True, **kwargs}))
+        _ = env.observation_space, env.action_space  # one may be missing, or made only now
+        return env
     except ConfigError:
         raise
     except gym.error.DependencyNotInstalled as error:
         raise ConfigError(f"{config.id} lacks a package: {one_line(error)}") from error
     except (gym.error.UnregisteredEnv, gym.error.Error) as error:
         raise ConfigError(_unknown_id(gym, config.id, env_id, error)) from error
-    except Exception as error:  # whatever the environment's own constructor raises
-        why = f"{type(error).__name__}: {one_line(error)}"
+    except CAUGHT as error:  # whatever the environment's own constructor raises
+        why = raised_line(error)
         if "must inherit from the gymnasium.Env class" in why:
             why += f"; {OLD_INTERFACE}"
         raise ConfigError(f"{config.id} cannot be made with kwargs {kwargs}: {why}") from error

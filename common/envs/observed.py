@@ -7,6 +7,7 @@ looks like a picture is refused, for little would learn from it as a vector, unl
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,10 @@ def spec_of(config: EnvConfig, space: Any, action_space: Any) -> EnvSpec:
         shape = (_flat_size(config, space),)
         box = hasattr(space, "low")
         dtype = stored_dtype(space.dtype) if box else "float32"
+    if not math.prod(shape):
+        raise ConfigError(
+            f"{config.id} has observations {space} without a number: there is nothing to learn from"
+        )
     return EnvSpec(
         id=config.id,
         obs_shape=shape,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from troupe.common.envs.base import (
-    CAUGHT,
     KEPT_FAILURES,
     EnvError,
     EnvSpec,
@@ -37,6 +36,7 @@ from troupe.common.envs.gymnasium_envs import close_env
 from troupe.common.envs.observed import View
 from troupe.common.envs.returned import BadReturn, check_outcome, reset_result
 from troupe.common.envs.spectator import picture_of
+from troupe.common.errors import CAUGHT
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig

@@ -148,8 +148,9 @@ def not_finite(obs: np.ndarray) -> list[int]:
 
 def _wrong_length(call: str, result: Any, wanted: str) -> str:
     what = f"{len(result)} values" if isinstance(result, tuple) else _shown(result)
-    old = f"; {OLD_INTERFACE}" if isinstance(result, tuple) else ""
-    return f"returned {what} from {call}, not ({wanted}){old}"
+    # The old reset() returns the observation alone.
+    old = isinstance(result, tuple) or (call == "reset()" and result is not None)
+    return f"returned {what} from {call}, not ({wanted}){f'; {OLD_INTERFACE}' if old else ''}"
 
 
 def _kind(array: Any) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from troupe.common.envs.base import (
-    CAUGHT,
     KEPT_FAILURES,
     EnvSpec,
     Failure,
@@ -28,6 +27,7 @@ from troupe.common.envs.base import (
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
 from troupe.common.envs.returned import as_announced, check_outcome, finite_error, not_finite, taken_for
 from troupe.common.envs.spectator import picture_of
+from troupe.common.errors import CAUGHT
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig

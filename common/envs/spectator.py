@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from troupe.common.envs.base import CAUGHT, cause_of
-from troupe.common.errors import TroupeError
+from troupe.common.envs.base import cause_of
+from troupe.common.errors import CAUGHT, TroupeError
 
 _CHANNELS = (1, 3, 4)
 

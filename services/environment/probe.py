@@ -19,7 +19,7 @@ import numpy as np
 from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import base, inspect, make_spec, make_vector
 from troupe.common.envs.calls import CHECKER, Calls
-from troupe.common.errors import TroupeError
+from troupe.common.errors import TroupeError, defect_line
 from troupe.common.spaces import unpacked
 from troupe.services.environment.check import BrokenError
 
@@ -39,6 +39,11 @@ def main() -> None:
         found = probe(EnvConfig.model_validate(task["env"]), **task["options"])
     except TroupeError as error:
         found = {"error": type(error).__name__, "text": str(error)}
+    except Exception as error:
+        found = {
+            "error": "BrokenError",
+            "text": f"{task['env']['id']} cannot be played: {defect_line(error)}",
+        }
     result.write_text(json.dumps(found))
 
 

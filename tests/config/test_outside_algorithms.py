@@ -4,10 +4,12 @@ import sys
 
 import pytest
 
+from troupe.common.agents import make_agent
 from troupe.common.config import check_resumable, load_config, read_config, to_toml
 from troupe.common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, register_algorithm
 from troupe.common.config.explain import explain
 from troupe.common.config.fields import AgentConfig, structural
+from troupe.common.envs import make_spec
 from troupe.common.errors import ConfigError
 from troupe.common.permits import modules_of
 
@@ -22,6 +24,8 @@ class TinyConfig(AgentConfig):
     width: int = structural(4, "Width of it.", ge=1)
     speed: float = tunable(0.5, "Speed of it.", gt=0)
 """
+
+TYPED = SOURCE.replace("{name!r}", "'tiny'").replace("    width", "    {field}\n    width")
 
 
 @pytest.fixture
@@ -96,9 +100,20 @@ def test_one_is_found_by_an_entry_point(tmp_path, package, monkeypatch):
     ("source", "says"),
     [
         ("", "registers no algorithm"),
-        ("raise OSError('no way')", "importing .* failed: OSError: no way"),
-        ("import no_such_module", "imports no_such_module, which is not installed"),
-        ("from os import nothing_like_it", "failed: cannot import name"),
+        ("raise OSError('no way')", r"importing .* failed: OSError: no way \(tiny.py:1\)$"),
+        ("\ndef f(:", r"importing .* failed: SyntaxError: invalid syntax \(tiny.py:2\)$"),
+        ("exit(0)", r"importing .* ends the program \(tiny.py:1\): put what only a program does"),
+        ("import no_such_module", r"imports no_such_module, which is not installed \(tiny.py:1\)$"),
+        ("from os import nothing_like_it", r"failed: cannot import name .* \(tiny.py:1\)$"),
+        (
+            TYPED.format(field="x: print.__class__ = 1"),
+            r"no type of a configuration .*function.* \(tiny.py:7\)$",
+        ),
+        (
+            TYPED.format(field="x: object = structural(print, '')"),
+            "the default of x in .* is a builtin_function",
+        ),
+        (TYPED.format(field="").replace("(AgentConfig)", ""), "TinyConfig should be a class derived from"),
         (SOURCE.format(name="a.b"), "the algorithm a.b cannot be found in the module"),
         (SOURCE.format(name="apex"), "should have a name of its own"),
     ],
@@ -108,6 +123,18 @@ def test_what_is_wrong_with_one_is_one_line(tmp_path, package, source, says):
     with pytest.raises(ConfigError, match=says) as error:
         load_config(overrides={"agent.algorithm": f"{package}.tiny"})
     assert "\n" not in str(error.value)
+
+
+def test_a_make_that_cannot_be_called_is_one_line(tmp_path, package):
+    write(
+        tmp_path,
+        package,
+        "tiny",
+        f"{SOURCE.format(name=f'{package}.tiny')}\nmake = lambda config, spec: None",
+    )
+    config = load_config(overrides={"agent.algorithm": f"{package}.tiny"})
+    with pytest.raises(ConfigError, match=r"tiny.make is called as make\(config, .*unexpected .* 'seed'"):
+        make_agent(config.agent, make_spec(config.env))
 
 
 def test_a_name_belongs_to_the_first_module_that_registers_it(tmp_path, package):

@@ -197,22 +197,33 @@ def test_a_module_that_fails_in_its_own_code_is_one_line(
     (tmp_path / "their_games.py").write_text(f"raise {raised}")
     monkeypatch.syspath_prepend(tmp_path)
     kind = raised.partition("(")[0]
-    with pytest.raises(ConfigError, match=f"importing their_games failed: {kind}: no way") as error:
+    said = rf"importing their_games failed: {kind}: no way \(their_games.py:1\)$"
+    with pytest.raises(ConfigError, match=said) as error:
         make_spec(config("their_games:Maze-v0"))
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 def test_an_environment_that_fails_in_its_own_constructor_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def constructor(**_: object) -> None:
-        raise RuntimeError("no licence\nfound")
+        raise error("no licence\nfound")
 
     monkeypatch.setitem(
         gymnasium.registry, "Broken-v0", gymnasium.envs.registration.EnvSpec("Broken-v0", constructor)
     )
-    with pytest.raises(ConfigError, match=r"gym:Broken-v0 cannot be made .*: RuntimeError: no licence found"):
+    line = constructor.__code__.co_firstlineno + 1
+    said = rf"cannot be made .*: {error.__name__}: no licence found \(test_gymnasium_envs.py:{line}\)$"
+    with pytest.raises(ConfigError, match=f"^gym:Broken-v0 {said}"):
         make_spec(config("gym:Broken-v0"))
+
+
+def test_an_environment_without_a_space_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"Spaceless cannot be made .* no attribute 'observation_space'"):
+        make_spec(config("tests.envs.test_gymnasium_envs:Spaceless"))
+    with pytest.raises(ConfigError, match=r"has observations Box.* without a number"):
+        make_spec(config("tests.envs.test_gymnasium_envs:Numberless"))
 
 
 def test_wrappers_go_round_the_environment_the_first_one_innermost() -> None:
@@ -225,6 +236,14 @@ def test_wrappers_go_round_the_environment_the_first_one_innermost() -> None:
         make_spec(config(wrappers=["tests.envs.test_gymnasium_envs:Missing"]))
     with pytest.raises(ConfigError, match=r"env.wrappers of .* needs the module no_such_package"):
         make_spec(config(wrappers=["no_such_package:Wrap"]))
+
+
+class Spaceless(gymnasium.Env):  # type: ignore[type-arg]
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+class Numberless(Spaceless):
+    observation_space = gymnasium.spaces.Box(0, 1, (0,))
 
 
 class Doubled(gymnasium.RewardWrapper):

@@ -142,9 +142,12 @@ def test_ours_have_the_first_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("source", "says"),
     [
         (None, "the family broken of theirs_{} needs the module theirs_{}"),
-        ("import no_such_module", "imports no_such_module, which is not installed"),
+        ("import no_such_module", r"imports no_such_module, which is not installed \(theirs_{}.py:1\)$"),
         ("", "has no function make_spec; the entry point in troupe.families should name the module"),
-        ("def make_spec(config): return 1 / 0", "failed in make_spec: ZeroDivisionError: division by zero"),
+        (
+            "def make_spec(config): return 1 / 0",
+            "failed in make_spec: ZeroDivisionError: division by zero \\(theirs_{}.py:1\\)",
+        ),
         ("def make_spec(config): return config", "returned a EnvConfig from make_spec, not a EnvSpec"),
     ],
 )

@@ -81,7 +81,8 @@ def test_so_does_what_reset_must_not_return(how: str) -> None:
     (failure,) = env.failures
     cause = CAUSES[how]
     if how == "old interface":
-        cause = "returned float32 [3] from reset(), not (observation, info)"
+        old = CAUSES[how].partition("; ")[2]
+        cause = f"returned float32 [3] from reset(), not (observation, info); {old}"
     assert str(failure) == f"{BROKEN} {cause} in reset(), slot 2, seed {slot_seeds(1, 3)[2]}"
     assert not env.step(np.zeros(3, np.int64)).discarded
 
