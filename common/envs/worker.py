@@ -7,6 +7,7 @@ its parent, also in the midst of a call that hangs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -96,7 +97,10 @@ def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     worker: _Worker | None = None
     while True:
-        message, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, 1)
+        message, fds = b"", list[int]()
+        # The parent may close with answers unread, as at Ctrl-C in a step: the same end.
+        with contextlib.suppress(ConnectionError):
+            message, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, 1)
         if not message:
             return
         task = json.loads(message)
@@ -121,7 +125,8 @@ def main() -> None:
         except TroupeError as error:
             # Only errors that name a cause; anything else ends the process, and its traceback is in the log.
             said = {"error": type(error).__name__, "text": str(error)[:4000]}
-        socket.send_fds(link, [json.dumps(said).encode()], [] if fd is None else [fd])
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(link, [json.dumps(said).encode()], [] if fd is None else [fd])
         if fd is not None:
             os.close(fd)
 

@@ -125,6 +125,7 @@ class CheckpointWriter:
         """Take `directory` and `keep` as `save_checkpoint` does."""
         self._directory = Path(directory)
         self._keep = keep
+        self._has_parent = self._directory.parent.is_dir()
         self._thread: system.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -147,6 +148,11 @@ class CheckpointWriter:
 
         def body() -> None:
             try:
+                # Not made again: of a run directory that is renamed there would be two, each with half a run.
+                if self._has_parent and not (run := self._directory.parent).is_dir():
+                    raise CheckpointError(
+                        f"cannot write a checkpoint: {run} was removed or renamed; put it back"
+                    )
                 written(save_checkpoint(self._directory, arrays, meta, keep=self._keep))
             except CheckpointError as error:
                 _log.error("%s", error)

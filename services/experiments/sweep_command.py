@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -66,7 +66,7 @@ def sweep(words: Sequence[str]) -> int:
     if options.share:
         # Suspended alone, it would leave its runs training while its claims grow stale.
         signal.signal(signal.SIGTSTP, _stay)
-    with running.claimed(folder, shared=options.share):
+    with running.claimed(folder, shared=options.share), _writable(folder):
         runner = running.Runner(
             wanted, folder, stop, totals, retry=options.retry, changed=changed, shared=options.share
         )
@@ -89,6 +89,20 @@ def sweep(words: Sequence[str]) -> int:
         return INTERRUPTED
     ending.check_failures(runner.jobs, folder, is_study=wanted.is_study)
     return 0
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Say of a record or a table that cannot be written what to do; the runs have been stopped by then."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of the terminal
+    except OSError as error:
+        raise ConfigError(
+            f"the sweep ends, because {folder} cannot be written: {error.strerror or error}; mend that, then "
+            f"continue it: {ending.resume_command(folder)}"
+        ) from error
 
 
 def _submit(options: argparse.Namespace, wanted: plan.Sweep, folder: Path, names: Sequence[str]) -> None:

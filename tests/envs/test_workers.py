@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.harness import until
+from tests.harness import PATIENCE_S, until
 from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvError, VectorEnv, make_vector
 from troupe.common.envs.spectator import NoPictureError
+from troupe.common.envs.workers import WorkerVector
 from troupe.common.errors import ConfigError
 from troupe.services.launcher.workspace import remove_abandoned
 
@@ -173,6 +175,18 @@ def test_an_environment_that_always_ends_its_process_is_given_up(monkeypatch: py
     with pytest.raises(EnvError, match=r"failed 2 times in a row.*os._exit\(3\)\) in reset\(\), slot 0"):
         env.reset()
     env.close()
+
+
+def test_an_end_in_the_midst_of_a_step_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    env = make(COUNTING, 2)
+    env.reset()
+    assert isinstance(env, WorkerVector)
+    for worker in env._workers:
+        worker.tell({"do": "step"})
+    for worker in env._workers:
+        select.select([worker._link], [], [], PATIENCE_S)  # the answer is there, and nobody reads it
+    env.close()
+    assert not capfd.readouterr().err
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:

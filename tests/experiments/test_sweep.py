@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import time
 
 import numpy as np
 import pytest
 
+import troupe.services.__main__ as cli
 from tests.experiments.folders import make_run
 from tests.experiments.sweeps import RUN_S, finished, states
 from tests.harness import until
@@ -99,6 +102,23 @@ def runner_of(wanted, folder, **options):
     from troupe.common.runtime import StopSignal
 
     return running.Runner(wanted, folder, StopSignal(), checks.check(wanted), **options)
+
+
+@pytest.mark.parametrize("written", ["sweep.json", "summary.txt"])
+def test_a_disk_that_is_full_is_one_line_that_says_how_to_go_on(begun, monkeypatch, capsys, written):
+    def write(path, data, **options):
+        if path.name == written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(running, "atomic_write", write)
+    monkeypatch.setattr(ending, "atomic_write", write)
+    assert cli.main(["sweep", "--resume", "s"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "troupe: error: the sweep ends, because s cannot be written: No space left on device;"
+    )
+    assert told.endswith("sweep --resume s\n")
+    assert told.count("\n") == 1
 
 
 def test_what_is_done_is_left_alone(begun):

@@ -229,6 +229,22 @@ def test_a_writer_says_what_went_wrong_and_goes_on(tmp_path, caplog):
     assert [path.name for path in written] == ["step-000000000001"]
 
 
+def test_a_run_directory_that_is_renamed_is_not_made_again(tmp_path, caplog):
+    written = []
+    run = tmp_path / "run"
+    run.mkdir()
+    writer = CheckpointWriter(run / "checkpoints")
+    run.rename(tmp_path / "other")
+    writer.begin(OLD, {"steps": 1}, written.append)
+    assert writer.wait(60.0)
+    assert f"cannot write a checkpoint: {run} was removed or renamed; put it back" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    (tmp_path / "other").rename(run)
+    writer.begin(OLD, {"steps": 1}, written.append)
+    assert writer.wait(60.0)
+    assert [path.name for path in written] == ["step-000000000001"]
+
+
 def test_a_damaged_pointer_to_the_newest_is_passed_over(tmp_path):
     save(tmp_path, OLD, 1)
     save(tmp_path, NEW, 2)
