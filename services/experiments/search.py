@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
@@ -18,6 +20,9 @@ from troupe.services.experiments.space import Choice, Range, readable
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
     from optuna.distributions import BaseDistribution
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 STORAGE = "study.sqlite3"
 _NAME = "sweep"
@@ -39,8 +44,27 @@ def check_installed() -> None:
         raise ConfigError(f"a study needs optuna: {install_command('search')}")
 
 
+def _stored(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Raise OSError where Optuna cannot use its file: it only says that a commit failed."""
+
+    @functools.wraps(method)
+    def stored(*words: Parameters.args, **named: Parameters.kwargs) -> Result:
+        from optuna.exceptions import StorageInternalError
+
+        try:
+            return method(*words, **named)
+        except StorageInternalError as error:
+            why = getattr(error.__cause__, "orig", None) or error.__cause__ or error
+            raise OSError(errno.EIO, f"{STORAGE}: {why}") from error
+
+    return stored
+
+
 class Study:
-    """The trials of one sweep, kept in a SQLite file in its directory."""
+    """The trials of one sweep, kept in a SQLite file in its directory.
+
+    Methods raise OSError where that cannot be used, as on a full disk.
+    """
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         """Open the study, or begin it.
@@ -67,11 +91,13 @@ class Study:
             found.append(job)
         return found
 
+    @_stored
     def ask(self) -> Job:
         """The next trial."""
         trial = self._study.ask({name: _distribution(place) for name, place in self._space.items()})
         return Job(self._planned(trial.number, trial.params), self._folder)
 
+    @_stored
     def look(self, job: Job) -> bool:
         """Take in how far a trial is; returns whether it should end, for most others were better there."""
         import optuna
@@ -95,6 +121,7 @@ class Study:
             trial.report(run.score, passed)
         return trial.should_prune()
 
+    @_stored
     def tell(self, job: Job) -> None:
         """Record the end of a trial: its score is what it is worth."""
         from optuna.trial import TrialState

@@ -225,7 +225,7 @@ class Runner:
             # In `finally`: an exception of the runner, as of a full disk, must not leave trainings that
             # nobody watches.
             self._stop_all()
-            with self._patient(ending=True):
+            with self._patient(ending=self.others is not None):
                 self.save()
 
     def _look(self) -> None:
@@ -245,7 +245,10 @@ class Runner:
         self._tell()
 
     def _patient(self, *, ending: bool = False) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.others is None else self.others.patient(ending=ending)
+        if self.others is not None:
+            return self.others.patient(ending=ending)
+        # The end of one run that cannot be recorded must not keep others from their last checkpoints.
+        return contextlib.suppress(OSError) if ending else contextlib.nullcontext()
 
     def _all_over(self) -> bool:
         # A pruned trial still writes its checkpoint; the next call would find its directory in use.
@@ -310,6 +313,7 @@ class Runner:
         if not running:
             return
         runs = "1 run" if len(running) == 1 else f"{len(running)} runs"
+        self._stop.set()  # also after an exception: the runs are stopped from here, and have not failed
         self.say(f"stopping {runs} with a checkpoint each (a second signal stops at once)")
         for job in running:
             job.stop()

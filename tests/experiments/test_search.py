@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 
 import pytest
@@ -152,6 +153,17 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"a study needs optuna: pip install .*\[search\]"):
         search.Study(sweep(), tmp_path)
+
+
+def test_a_file_that_cannot_grow_is_told_by_its_cause(tmp_path):
+    study = search.Study(sweep(), tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / search.STORAGE).stat().st_size, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"study\.sqlite3: (disk I/O error|database or disk is full)"):
+            [study.ask() for _ in range(100)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_damaged_file_is_one_line(tmp_path):

@@ -14,12 +14,14 @@ import pytest
 import troupe.services.__main__ as cli
 from tests.experiments.folders import make_run
 from tests.experiments.sweeps import RUN_S, finished, states
+from tests.experiments.trainer import Trainer
 from tests.harness import until
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.files import read_status
 from troupe.services.experiments import checks, ending
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.runs import read_run
+from troupe.services.launcher.workspace import saved_steps
 
 FILE = """
 [sweep]
@@ -119,6 +121,22 @@ def test_a_disk_that_is_full_is_one_line_that_says_how_to_go_on(begun, monkeypat
     )
     assert told.endswith("sweep --resume s\n")
     assert told.count("\n") == 1
+
+
+def test_where_the_record_cannot_be_written_every_run_writes_its_checkpoint(tmp_path, monkeypatch):
+    def write(path, data, **options):
+        if b'"failed"' in data:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(running, "Job", Trainer)
+    monkeypatch.setattr(Trainer, "crash", {("seed=0", 50)})
+    monkeypatch.setattr(running, "atomic_write", write)
+    tables = {"sweep": {"preset": "cartpole-ppo", "seeds": 3, "parallel": 3}}
+    runner = runner_of(running.parse("f.toml", tables | {"agent": {"learning_rate": 1e-3}}, {}), tmp_path)
+    with pytest.raises(OSError, match="No space left on device"):
+        runner.run()
+    assert [(job.state, job.alive) for job in runner.jobs] == [("failed", False), *2 * [("stopped", False)]]
+    assert [saved_steps(job.run_dir) > 0 for job in runner.jobs] == [False, True, True]
 
 
 def test_what_is_done_is_left_alone(begun):
