@@ -12,7 +12,7 @@ from troupe.common.runtime.files import CONFIG_FILE, atomic_write, make_director
 from troupe.services.experiments import report
 from troupe.services.experiments.course import Course
 from troupe.services.experiments.groups import short_names
-from troupe.services.experiments.jobs import Job
+from troupe.services.experiments.jobs import LOGS, Job
 from troupe.services.experiments.plan import Planned
 from troupe.services.experiments.population import Population
 from troupe.services.experiments.runs import is_run
@@ -83,7 +83,8 @@ class Generations(Course):
                 score = run.score
             # What the others would copy is the checkpoint, not what was seen in the run's record.
             if job.state == "paused" and saved_steps(job.run_dir) < self.population.boundary:
-                job.state, job.error = "failed", "its checkpoint at the end of the interval was not written"
+                why = f"its checkpoint at the end of the interval was not written: see {LOGS}/{job.name}.log"
+                job.state, job.error = "failed", why
             elif score is None:
                 job.state, job.error = "failed", "no episode of it was counted"
             else:

@@ -21,6 +21,7 @@ from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.parser import Parser, integer
 from troupe.services.experiments import checks, ending, plan, suites
 from troupe.services.experiments import sweep as running
+from troupe.services.launcher.panel import lost_terminal_tolerated
 from troupe.services.launcher.workspace import shell_path
 from troupe.services.slurm import script
 from troupe.services.slurm.resources import add_resources, resources
@@ -80,10 +81,12 @@ def sweep(words: Sequence[str]) -> int:
         print(f"{runs} in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()
         copies = [] if runner.course is None else runner.course.table()
-        print("\n".join(["", *ending.summary(runner.jobs, wanted, folder, copies)]))
+        lines = ["", *ending.summary(runner.jobs, wanted, folder, copies)]
         if runner.study is not None:
-            print("\n".join(ending.best_trial(runner.study, wanted, folder)))
-        print("\n".join(ending.how_to_go_on(runner.jobs, folder)), flush=True)
+            lines += ending.best_trial(runner.study, wanted, folder)
+        lines += ending.how_to_go_on(runner.jobs, folder)
+        with lost_terminal_tolerated():
+            print("\n".join(lines), flush=True)
     # Neither a good end nor a failed one: who starts it where another was stopped looks at the code.
     if options.share and runner.unfinished:
         return INTERRUPTED

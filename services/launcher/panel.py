@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import termios
@@ -28,10 +29,12 @@ _STATE_STYLES = {"running": "green", "done": "cyan", "failed": "bold red", "stop
 
 @contextlib.contextmanager
 def lost_terminal_tolerated() -> Iterator[None]:
-    """Go on without output when the terminal, or the reader of a pipe, has gone."""
+    """Go on without output when the terminal, or the reader of a pipe, has gone, or the disk is full."""
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return  # later lines may find room
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):  # replaced for good: what is buffered would fail again when the process ends
             os.dup2(nowhere, stream)

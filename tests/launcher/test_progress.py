@@ -15,7 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.harness import until
+from tests.harness import leave, until
 from troupe.common.runtime import usage
 from troupe.services.launcher import launcher, panel, progress, silence
 from troupe.services.launcher.panel import LivePanel, can_draw, render
@@ -453,3 +453,31 @@ def test_the_verdict_names_who_is_silent_and_the_disk_before_what_it_causes():
     console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
     console.print(render(full, "troupe", ""))
     assert "No space left on device" in console.export_text()
+
+
+def test_lines_into_a_file_go_on_once_a_full_disk_has_room(disk):
+    code = (
+        "import sys\n"
+        "from troupe.services.launcher.panel import lost_terminal_tolerated\n"
+        "for line in sys.stdin:\n"
+        "    with lost_terminal_tolerated():\n"
+        "        print(line.strip(), flush=True)\n"
+        "    print(file=sys.stderr, flush=True)\n"
+    )
+    with (disk / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE, text=True
+        )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    for line, room in (("before", None), ("lost " * 2000, 0), ("after", 1 << 20)):
+        if room is not None:
+            leave(disk, room)
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        process.stderr.readline()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    lines = (disk / "out").read_text().splitlines()
+    assert lines[0] == "before"
+    assert lines[-1].endswith("after")  # behind half of the line that had no room
