@@ -16,6 +16,7 @@ from troupe.common.config.field_options import field_parser, parse_with_fields
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.runtime.files import CERTIFICATE_FILE, readable
 from troupe.common.runtime.lifecycle import StopSignal
+from troupe.common.runtime.logging import warnings_shown
 from troupe.common.runtime.parser import Parser
 
 VERIFIED_S = 60.0
@@ -98,9 +99,13 @@ def _deterministic(config: Config, run_dir: Path, *, resume: bool = False) -> No
 
 @contextlib.contextmanager
 def _traceback_shown() -> Iterator[None]:
-    """Print where an unexpected error comes from: a run in one process has no log, and is for finding it."""
+    """Print where an unexpected error comes from: a run in one process has no log, and is for finding it.
+
+    The same for what cannot be written, after which the run goes on.
+    """
     try:
-        yield
+        with warnings_shown("troupe.common.runtime"):
+            yield
     except TroupeError:
         raise
     except Exception:

@@ -256,6 +256,7 @@ class LockstepTraining(SerialTraining):
                 self.add_certified()  # the last ones always: they are what the run is for
             self.add_row()
             self.save()
+            self.check_saved()
             self.evaluate()
         self.close()
 

@@ -106,7 +106,11 @@ class EventFile:
 
     def close(self) -> None:
         """Flush and close the file."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError:
+            _discard(self._file)
+            raise
 
 
 def _discard(file: Any) -> None:

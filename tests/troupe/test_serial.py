@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import troupe.services.__main__ as cli
-from tests.harness import until
+from tests.harness import leave, until
 from tests.learner.batches.mixed import AGAIN, FRESH, make_config, unroll
 from troupe.common.config import load_config
 from troupe.common.errors import ConfigError
@@ -100,6 +100,25 @@ def test_failures_of_an_environment_are_told_and_counted(tmp_path, capsys):
     assert told >= 5
     counted = float(rows(tmp_path / "run")["actor/env_restarts_total"]["value"])
     assert 0 < counted <= told
+
+
+def test_a_full_disk_is_told_and_the_end_of_the_run_is_not_lost_without_a_word(disk, capsys, monkeypatch):
+    def record(self):
+        recorded(self)
+        if self.counters.updates >= 2:
+            leave(disk, 0)
+
+    recorded = SerialTraining.record
+    monkeypatch.setattr(SerialTraining, "record", record)
+    words = ["train", "cartpole-ppo", "--serial", "--evaluator.enabled", "false", "--total-steps", "6000"]
+    assert cli.main([*words, "--run-dir", str(disk / "run"), *QUICK]) == 5
+    out, err = capsys.readouterr()
+    assert "6,000 steps" in out or "6,016 steps" in out
+    assert "troupe: cannot write the status into" in err
+    assert err.splitlines()[-1].startswith(
+        f"troupe: error: the last checkpoint of {disk / 'run'} could not be"
+    )
+    assert "Traceback" not in err
 
 
 def test_an_environment_whose_episodes_all_fail_keeps_no_evaluation_waiting(tmp_path, capsys):

@@ -95,6 +95,11 @@ class RunCheckpoints:
         if system.monotonic() >= self._next_s and self._writer.wait(0.0):
             self._begin()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the run is on the disk as it is now."""
+        return self._saved == (self._counters.steps, self._counters.updates)
+
     def wait(self) -> None:
         """Wait, within a limit, for what is being written."""
         self._writer.wait(CHECKPOINT_S)
