@@ -256,7 +256,7 @@ class LockstepTraining(SerialTraining):
                 self.add_certified()  # the last ones always: they are what the run is for
             self.add_row()
             self.save()
-            self.check_saved()
+            self.checkpoints.check_current()
             self.evaluate()
         self.close()
 

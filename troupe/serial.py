@@ -26,7 +26,7 @@ from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import Chunk, stored_as
 from troupe.common.envs import VectorEnv, make_spec, make_vector, means_told
 from troupe.common.envs.base import EnvError
-from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.errors import ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import StopSignal
@@ -143,15 +143,8 @@ class SerialTraining:
         self.add_row()
         self.evaluate()
         self.checkpoints.save()
-        self.check_saved()
+        self.checkpoints.check_current()
         self.close()
-
-    def check_saved(self) -> None:
-        """Raise where the end of the run is not on the disk: who comes back would look for it."""
-        if not self.checkpoints.is_current:
-            raise CheckpointError(
-                f"the last checkpoint of {self.run_dir} could not be written: make room for it"
-            )
 
     def ends(self) -> bool:
         """Whether the run is complete, or has to stop."""

@@ -239,6 +239,8 @@ class Learner:
             self.counters.budget.close()
             if not self._complete_before:  # else everything is in the run directory already
                 self.checkpoints.save()
+                if self._complete() and not self.stop:
+                    self.checkpoints.check_current()
         finally:
             self._loop.close()  # what follows has limits of its own
             self._close()

@@ -311,6 +311,22 @@ def test_a_disk_that_hangs_cannot_keep_a_learner_that_stops(tmp_path, monkeypatc
     assert running.service.checkpoints._writer.wait(60)
 
 
+def test_a_complete_run_whose_end_cannot_be_saved_says_so(tmp_path, monkeypatch):
+    config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
+    running = run_learner(config, tmp_path)
+    begun(tmp_path)
+
+    def save(directory, *arguments, **options):
+        raise CheckpointError("cannot write a checkpoint: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
+    report(config, {}, steps=50)
+    with pytest.raises(
+        CheckpointError, match=r"the last checkpoint could not be written into .*checkpoints: "
+    ):
+        running.join()
+
+
 def test_resuming_needs_a_matching_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         Learner(make_config(tmp_path), tmp_path, resume=True, stop=StopSignal())

@@ -95,10 +95,13 @@ class RunCheckpoints:
         if system.monotonic() >= self._next_s and self._writer.wait(0.0):
             self._begin()
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the run is on the disk as it is now."""
-        return self._saved == (self._counters.steps, self._counters.updates)
+    def check_current(self) -> None:
+        """Raise CheckpointError unless the run is on the disk as it is now: its end is what it was for."""
+        if self._saved != (self._counters.steps, self._counters.updates):
+            raise CheckpointError(
+                f"the last checkpoint could not be written into {self._directory}: mend that, as by making "
+                "room, then `troupe resume` the run"
+            )
 
     def wait(self) -> None:
         """Wait, within a limit, for what is being written."""
