@@ -19,7 +19,7 @@ from troupe.common.runtime.files import atomic_write, last_lines, make_directory
 from troupe.services.experiments.plan import Planned, values_file
 from troupe.services.experiments.runs import Run, is_run, read_run
 from troupe.services.launcher import guard
-from troupe.services.launcher.supervisor import best_error_line, describe_exit
+from troupe.services.launcher.supervisor import best_error_line, without_a_word
 from troupe.services.launcher.workspace import has_checkpoint
 
 RUNS, VALUES, LOGS = "runs", "values", "logs"
@@ -51,6 +51,7 @@ class Job:
     error: str = ""
     anew: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log_offset: int = field(default=0, repr=False)
 
     @property
     def name(self) -> str:
@@ -103,6 +104,7 @@ class Job:
         # The launcher gets SIGTERM if this process dies, and then ends its own children.
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "0"]
         with log_path.open("ab") as log:
+            self._log_offset = log.tell()
             self._process = subprocess.Popen(
                 # -P keeps the working directory off the path, where a user's `signal.py` would hide Python's
                 # own.
@@ -131,7 +133,7 @@ class Job:
             self.state = "stopped"
         else:
             self.state = "failed"
-            self.error = best_error_line(self._last_lines(), describe_exit(code))
+            self.error = best_error_line(self._last_lines(), without_a_word(code))
         return True
 
     def stop(self) -> None:
@@ -164,7 +166,9 @@ class Job:
         return self._process is not None
 
     def _last_lines(self) -> Sequence[str]:
+        """Of what this start has printed: an error of an earlier one is not what it has ended with."""
+        log = self.folder / LOGS / f"{self.name}.log"
         try:
-            return last_lines(self.folder / LOGS / f"{self.name}.log", _TAIL_BYTES)
+            return last_lines(log, min(_TAIL_BYTES, log.stat().st_size - self._log_offset))
         except OSError:
             return []

@@ -333,6 +333,11 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
+def without_a_word(code: int) -> str:
+    """What an exit code says of an end for which there are no other words."""
+    return _WITHOUT_A_WORD.get(-code, describe_exit(code))
+
+
 def best_error_line(lines: Sequence[str], otherwise: str) -> str:
     """Choose the last `troupe: error:` line, else the last that looks like an exception, else `otherwise`."""
     for line in reversed(lines):

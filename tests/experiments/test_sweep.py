@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from tests.experiments.trainer import Trainer
 from tests.harness import until
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.files import read_status
-from troupe.services.experiments import checks, ending
+from troupe.services.experiments import checks, ending, jobs
 from troupe.services.experiments import sweep as running
+from troupe.services.experiments.plan import Planned
 from troupe.services.experiments.runs import read_run
 from troupe.services.launcher.workspace import saved_steps
 
@@ -121,6 +123,16 @@ def test_a_disk_that_is_full_is_one_line_that_says_how_to_go_on(begun, monkeypat
     )
     assert told.endswith("sweep --resume s\n")
     assert told.count("\n") == 1
+
+
+def test_a_run_that_is_killed_is_not_told_to_have_died_of_an_earlier_error(tmp_path, monkeypatch):
+    job = jobs.Job(Planned("seed=0", {}), tmp_path)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "seed=0.log").write_text("troupe: error: port 6006 is in use\n")
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *words, **named: SimpleNamespace(poll=lambda: -9))
+    job.start("cartpole-ppo", {})
+    assert job.poll()
+    assert (job.state, job.error) == ("failed", "killed from outside, possibly for lack of memory")
 
 
 def test_where_the_record_cannot_be_written_every_run_writes_its_checkpoint(tmp_path, monkeypatch):
