@@ -58,6 +58,8 @@ def check_modules(
     Raises:
         ConfigError: names all of them, and says how to permit them.
     """
+    if isinstance(permitted, str):  # from Python: its letters are no modules
+        permitted = _names(permitted)
     missing = {
         what: module
         for what, module in _named(config, plays=plays, thinks=thinks).items()

@@ -72,11 +72,12 @@ class Brought:
         return Brought(self.id, folder, beside=self.beside)
 
     def variables(self) -> dict[str, str]:
-        """The environment variables of a process that imports the module."""
-        if self.folder is None:
-            return {}
-        paths = [os.environ.get("PYTHONPATH", ""), *self._folders]
-        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        """The environment variables of a process that imports the module, and others that this one would."""
+        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *self._folders]
+        # An algorithm, a wrapper or an environment may be named in words, or by a file of configuration.
+        known = {os.path.abspath(path) for path in paths}
+        paths += [path for path in _program_folders() if path not in known]
+        return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
 
     @property
     def _folders(self) -> list[str]:
@@ -85,9 +86,6 @@ class Brought:
     @contextlib.contextmanager
     def findable(self) -> Iterator[None]:
         """Have this process and those that it starts find the module, until the block ends."""
-        if self.folder is None:
-            yield
-            return
         former, folders = os.environ.get("PYTHONPATH"), self._folders
         os.environ.update(self.variables())
         added = [folder for folder in folders if folder not in sys.path]  # what is there keeps its place
@@ -99,9 +97,16 @@ class Brought:
             for folder in added:
                 sys.path.remove(folder)
             if former is None:
-                del os.environ["PYTHONPATH"]
+                os.environ.pop("PYTHONPATH", None)
             else:
                 os.environ["PYTHONPATH"] = former
+
+
+def _program_folders() -> list[str]:
+    """Where this program finds modules of its own: what precedes Python's in `sys.path`."""
+    standard = os.path.dirname(os.__file__)
+    own = sys.path[: sys.path.index(standard)] if standard in sys.path else []
+    return [folder for folder in dict.fromkeys(map(os.path.abspath, own)) if os.path.isdir(folder)]
 
 
 def bring(env: str | Callable[..., Any], *, here: bool = False) -> Brought:

@@ -104,7 +104,7 @@ class Run:
         """The policy of the newest checkpoint; `options` are those of `troupe.load`.
 
         Raises:
-            ConfigError: there is no checkpoint yet.
+            CheckpointError: there is none yet.
         """
         from troupe.policy import load
 

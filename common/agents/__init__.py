@@ -6,7 +6,7 @@ One outside this tree calls `register_algorithm` instead.
 from __future__ import annotations
 
 import importlib
-import inspect
+from inspect import getattr_static, signature
 from typing import TYPE_CHECKING
 
 from troupe.common.agents.base import Accumulator, Act, Agent, Batch, Inputs, Pending, Update
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
 
 __all__ = ["Accumulator", "Act", "Agent", "Batch", "Inputs", "Pending", "Update", "make_agent"]
+
+_MEMBERS = [name for name in {**Agent.__annotations__, **vars(Agent)} if not name.startswith("_")]
 
 
 def make_agent(agent_config: AgentConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> Agent:
@@ -43,10 +45,19 @@ def make_agent(agent_config: AgentConfig, spec: EnvSpec, *, seed: int = 0, devic
         raise ConfigError(f"the module {module.__name__} has no function `make` that builds its agent")
     given = {"seed": seed, "device": device}
     try:
-        inspect.signature(module.make).bind(agent_config, spec, **given)
+        signature(module.make).bind(agent_config, spec, **given)
     except TypeError as error:
         raise ConfigError(
             f"{module.__name__}.make is called as make(config, spec, *, seed, device): {error}"
         ) from None
     agent: Agent = module.make(agent_config, spec, **given)
+    # Not `hasattr` alone: it would make what is made at first use, such as an optimiser.
+    lacks = [
+        name for name in _MEMBERS if getattr_static(agent, name, None) is None and not hasattr(agent, name)
+    ]
+    if lacks:
+        raise ConfigError(
+            f"{module.__name__}.make returned a {type(agent).__name__}, which has no {', '.join(lacks)}: "
+            "troupe.common.agents.base.Agent says what an agent has"
+        )
     return agent

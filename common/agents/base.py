@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from troupe.common.data.schema import Chunk, FieldSpec, SlotStep
+from troupe.common.errors import ConfigError
 from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
@@ -144,6 +145,16 @@ class Pending(Protocol):
 
     def settled(self) -> Update:
         """Waits for it, with what it found."""
+
+
+def check_returned(agent: Agent, method: str, result: object, kind: type[Act | Update]) -> None:
+    """Refuse what a method of an algorithm of somebody's own must not return."""
+    if not isinstance(result, kind):
+        module, name = type(agent).__module__, type(agent).__qualname__
+        raise ConfigError(
+            f"{module}.{name}.{method} returned a {type(result).__name__}, and not a "
+            f"{kind.__module__}.{kind.__name__}"
+        )
 
 
 class Featured(Protocol):

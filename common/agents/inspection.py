@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common import system
-from troupe.common.agents.base import Agent, Batch, Pending, Update
+from troupe.common.agents.base import Agent, Batch, Pending, Update, check_returned
 from troupe.common.agents.tensors import shared_tensor
 from troupe.common.data.accumulators.unrolls import TERMINATED, TRUNCATED
 from troupe.common.nets.parts import PartInputs
@@ -64,7 +64,7 @@ class Inspection:
     def update(self, batch: Batch) -> Update | Pending:
         """`agent.update`, looked at if metrics are wanted and it is time."""
         if not batch.measure or system.monotonic() < self._next_s:
-            return (self._update or self._agent.update)(batch)
+            return (self._update or self._agents_own)(batch)
         self._next_s = system.monotonic() + self._period_s
         network = getattr(self._agent, "net", None)
         # Before the hooks: made with the learner, a target network would be a copy that has them too.
@@ -77,11 +77,16 @@ class Inspection:
                     step = looks.enter_context(_first_step(network, optimizer))
             # Before the update: its arrays may be unpacked into anew as soon as it is over.
             found = self._of_batch(batch)
-            update = self._agent.update(batch)
+            update = self._agents_own(batch)
         for look in (layers, step):
             found |= look.metrics() if look is not None else {}
         found |= self._of_entropy(update.metrics)
         return replace(update, metrics=found | update.metrics)
+
+    def _agents_own(self, batch: Batch) -> Update:
+        update = self._agent.update(batch)
+        check_returned(self._agent, "update", update, Update)
+        return update
 
     def _of_batch(self, batch: Batch) -> dict[str, float]:
         steps = steps_of(batch, self._agent)

@@ -275,11 +275,17 @@ class GameTracker:
 
 
 class Rebuilder:
-    """Waits before an environment is rebuilt, longer each time, and gives up when failures do not stop."""
+    """Waits before an environment is rebuilt, longer each time, and gives up when failures do not stop.
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    A pause begins with the failure before: of many copies that fail together, all wait while one does.
+    """
+
+    def __init__(
+        self, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.failures_in_a_row = 0
-        self._sleep = sleep
+        self._sleep, self._clock = sleep, clock
+        self._failed_s = 0.0
 
     def succeeded(self) -> None:
         """A step went well: the next failure starts a new row."""
@@ -297,9 +303,11 @@ class Rebuilder:
             # Longer each time: what keeps failing may need a moment, as a display that starts or a disk that
             # fills does.
             pause_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (self.failures_in_a_row - 2))
+            pause_s = max(0.0, self._failed_s + pause_s - self._clock())
         _log.warning("%s; its episode is discarded, rebuilding in %.1f s", failure, pause_s)
         if pause_s:
             self._sleep(pause_s)
+        self._failed_s = self._clock()
 
 
 def cause_of(error: BaseException) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from troupe.common import system
-from troupe.common.agents import Agent, make_agent
+from troupe.common.agents import Act, Agent, make_agent
+from troupe.common.agents.base import check_returned
 from troupe.common.agents.formats import faster_dtype
 from troupe.common.agents.hindsight import Hindsight, hindsight_of
 from troupe.common.agents.network import NetworkAgent
@@ -81,6 +82,7 @@ class Rollout:
         start = system.perf_counter()
         inputs, epsilons, opponents = self._slots.inputs, self._slots.epsilons, self._opponents
         act = self._agent.act(inputs, epsilons, self._rng)
+        check_returned(self._agent, "act", act, Act)
         others: list[int] = []
         if opponents is not None:
             act = opponents.act(act, inputs, epsilons, self._agent, version)

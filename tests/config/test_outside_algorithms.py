@@ -125,15 +125,17 @@ def test_what_is_wrong_with_one_is_one_line(tmp_path, package, source, says):
     assert "\n" not in str(error.value)
 
 
-def test_a_make_that_cannot_be_called_is_one_line(tmp_path, package):
-    write(
-        tmp_path,
-        package,
-        "tiny",
-        f"{SOURCE.format(name=f'{package}.tiny')}\nmake = lambda config, spec: None",
-    )
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        ("lambda config, spec: None", r"tiny.make is called as make\(config, .*unexpected .* 'seed'"),
+        ("lambda config, spec, **_: None", "returned a NoneType, which has no spec, .*act, .*: troupe"),
+    ],
+)
+def test_a_make_that_makes_no_agent_is_one_line(tmp_path, package, make, says):
+    write(tmp_path, package, "tiny", f"{SOURCE.format(name=f'{package}.tiny')}\nmake = {make}")
     config = load_config(overrides={"agent.algorithm": f"{package}.tiny"})
-    with pytest.raises(ConfigError, match=r"tiny.make is called as make\(config, .*unexpected .* 'seed'"):
+    with pytest.raises(ConfigError, match=says):
         make_agent(config.agent, make_spec(config.env))
 
 

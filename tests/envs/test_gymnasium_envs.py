@@ -95,17 +95,18 @@ def test_failure_discards_the_episode_and_rebuilds() -> None:
     np.testing.assert_array_equal(step.obs, [[0, 0], [0, 0]])  # a new object counts from its first episode
 
 
-def test_endless_failure_gives_up_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slots", [1, 3])
+def test_endless_failure_gives_up_in_one_line(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(base.Rebuilder.__init__, "__defaults__", (pauses.append,))
-    env = make_vector(config(kwargs={"fail_always": True}), 1, seed=1)
+    monkeypatch.setattr(base.Rebuilder.__init__, "__defaults__", (pauses.append, lambda: sum(pauses)))
+    env = make_vector(config(kwargs={"fail_always": True}), slots, seed=1)
     env.reset()
     for _ in range(8):
-        assert env.step(actions(1)).discarded == [0]
+        assert env.step(actions(slots)).discarded == list(range(slots))
     with pytest.raises(EnvError, match="failed 9 times in a row") as error:
-        env.step(actions(1))
+        env.step(actions(slots))
     assert "\n" not in str(error.value)
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30]
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30]  # of all copies together
 
 
 def test_pixels_are_grey_resized_and_stacked() -> None:

@@ -153,10 +153,8 @@ def test_what_a_cell_imports_from_beside_the_notebook_is_found(notebook, tmp_pat
     linecache.cache[cell] = (len(text), None, text.splitlines(keepends=True), cell)
     exec(compile(text, cell, "exec", dont_inherit=True), vars(notebook))
     brought = bring(notebook.make_own).reachable_from(tmp_path / "run")
-    assert brought.variables()["PYTHONPATH"].split(os.pathsep)[-2:] == [
-        str(tmp_path / "run" / "source"),
-        str(tmp_path),
-    ]
+    paths = brought.variables()["PYTHONPATH"].split(os.pathsep)
+    assert paths.index(str(tmp_path / "run" / "source")) + 1 == paths.index(str(tmp_path))
     former = list(sys.path)
     with brought.findable():
         assert sys.path == [*former, str(brought.folder)]
@@ -224,10 +222,25 @@ def test_a_module_goes_by_its_name_and_is_found(monkeypatch, tmp_path):
     assert brought == Brought("own_maze:Maze", tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/before")
     with brought.findable():
-        assert os.environ["PYTHONPATH"] == f"/before{os.pathsep}{tmp_path}"
+        assert os.environ["PYTHONPATH"].split(os.pathsep)[:2] == ["/before", str(tmp_path)]
     assert os.environ["PYTHONPATH"] == "/before"
     with pytest.raises(ConfigError, match=r"own_maze:Maze cannot be made with kwargs .* must inherit"):
         make_spec(EnvConfig(id=brought.id))
+
+
+@pytest.mark.parametrize("former", [None, "/before"])
+def test_services_find_what_the_program_finds(monkeypatch, tmp_path, former):
+    """An algorithm is named in words, as an environment may be: nothing says in which folder it is."""
+    if former is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", former)
+    (tmp_path / "own_algorithm.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    child = [sys.executable, "-P", "-c", "import own_algorithm"]
+    with Brought("gym:CartPole-v1").findable():
+        subprocess.run(child, check=True)
+    assert os.environ.get("PYTHONPATH") == former
 
 
 def test_only_what_makes_environments_is_taken():

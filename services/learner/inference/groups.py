@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from troupe.common.agents import Act, Agent, Inputs
+from troupe.common.agents.base import check_returned
 from troupe.common.agents.hindsight import Hindsight
 from troupe.common.agents.pace import Pace
 from troupe.common.agents.slots import Slots
@@ -161,6 +162,7 @@ class Groups:
         """One forward pass for all of these with the agent's parameters, number `version`."""
         inputs = Inputs.joined([group.slots.inputs for group in groups])
         act = self._agent.act(inputs, np.concatenate([group.slots.epsilons for group in groups]), rng)
+        check_returned(self._agent, "act", act, Act)
         start = 0
         for group in groups:
             group.act = act.rows(slice(start, start + len(group.slots)))
