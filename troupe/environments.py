@@ -103,10 +103,14 @@ class Brought:
 
 
 def _program_folders() -> list[str]:
-    """Where this program finds modules of its own: what precedes Python's in `sys.path`."""
-    standard = os.path.dirname(os.__file__)
-    own = sys.path[: sys.path.index(standard)] if standard in sys.path else []
-    return [folder for folder in dict.fromkeys(map(os.path.abspath, own)) if os.path.isdir(folder)]
+    """Where this program finds modules of its own: what precedes installed packages in `sys.path`."""
+    standard, own = os.path.dirname(os.__file__), []
+    for folder in map(os.path.abspath, sys.path):  # a notebook's own, "", comes after the standard library
+        if os.path.basename(folder) in ("site-packages", "dist-packages"):
+            break
+        if not f"{folder}/".startswith(f"{standard}/") and os.path.isdir(folder):
+            own.append(folder)
+    return list(dict.fromkeys(own))
 
 
 def bring(env: str | Callable[..., Any], *, here: bool = False) -> Brought:

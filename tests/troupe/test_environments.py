@@ -228,15 +228,17 @@ def test_a_module_goes_by_its_name_and_is_found(monkeypatch, tmp_path):
         make_spec(EnvConfig(id=brought.id))
 
 
+@pytest.mark.parametrize("place", [0, sys.path.index(os.path.dirname(os.__file__)) + 1])  # of a notebook's
 @pytest.mark.parametrize("former", [None, "/before"])
-def test_services_find_what_the_program_finds(monkeypatch, tmp_path, former):
+def test_services_find_what_the_program_finds(monkeypatch, tmp_path, former, place):
     """An algorithm is named in words, as an environment may be: nothing says in which folder it is."""
     if former is None:
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", former)
     (tmp_path / "own_algorithm.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path[:place], "", *sys.path[place:]])
     child = [sys.executable, "-P", "-c", "import own_algorithm"]
     with Brought("gym:CartPole-v1").findable():
         subprocess.run(child, check=True)
