@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 import torch
@@ -57,9 +57,10 @@ def main(argv: Sequence[str]) -> int:
             for path in paths:
                 with warnings_shown("troupe.common.runtime.checkpoint"):
                     checkpoint = open_checkpoint(path)
-                config, agent = restore(checkpoint, options.modules, fields, options.device)
-                dataset = _dataset_of(dataset, config, agent, options)
-                report = _played(checkpoint, config, agent, options, recorder, window, dataset)
+                with _silent_stdout() if options.json else nullcontext():
+                    config, agent = restore(checkpoint, options.modules, fields, options.device)
+                    dataset = _dataset_of(dataset, config, agent, options)
+                    report = _played(checkpoint, config, agent, options, recorder, window, dataset)
                 reports.append(report)
                 if options.json:
                     print(json.dumps(report), flush=True)
@@ -88,6 +89,20 @@ def main(argv: Sequence[str]) -> int:
         # cut short.
         raise ended_by
     return 0
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """Send what an environment prints, in Python or in C, to stderr: a program reads stdout."""
+    sys.stdout.flush()
+    former = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(former, 1)
+        os.close(former)
 
 
 def _dataset_of(

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -45,6 +46,19 @@ def json_of(capsys, *words):
     assert evaluate.main([*map(str, words), "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     return json.loads(line)
+
+
+def test_what_an_environment_prints_is_not_among_the_json(run_dir, capfd, monkeypatch):
+    restore = evaluate.restore
+
+    def loud(*arguments):
+        print("loading")
+        os.write(1, b"by C\n")
+        return restore(*arguments)
+
+    monkeypatch.setattr(evaluate, "restore", loud)
+    report = json_of(capfd, run_dir, "--episodes", 1)
+    assert report["episodes"] == 1
 
 
 def test_json_line(run_dir, capsys):
