@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -300,12 +301,17 @@ def _train_here(stop: StopSignal, callbacks: Callbacks, config: Config, run_dir:
                 self.stop.set()
 
     with claimed(run_dir):
+        # Where the program has no handler, Python would print the log of failures, which are told anyway.
+        quiet = logging.NullHandler()
+        logging.getLogger("troupe").addHandler(quiet)
         training = Followed(config, run_dir, stop)
         try:
             training.run()
         except BaseException:
             training.close()  # the program goes on, and keeps no file open
             raise
+        finally:
+            logging.getLogger("troupe").removeHandler(quiet)
     follower.look()
 
 

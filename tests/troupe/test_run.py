@@ -1,6 +1,7 @@
 """Trainings from Python: in the background, with callbacks, in this process; and what is left of them."""
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -101,6 +102,20 @@ def test_a_program_without_a_guard_is_told(tmp_path):
     assert done.returncode == 1
     assert said.splitlines()[-1].endswith('put what starts it under `if __name__ == "__main__":`')
     assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_training_in_this_process_tells_a_failure_once(tmp_path, monkeypatch):
+    """Python prints warnings where nobody handles them, and a failure is both told and logged."""
+    handlers, logger = [], logging.getLogger("troupe")
+
+    def run(self):
+        handlers.extend(logger.handlers)
+        self.close()
+
+    monkeypatch.setattr("troupe.serial.SerialTraining.run", run)
+    troupe.train(env="gym:CartPole-v1", steps=100, run_dir=tmp_path / "run", serial=True)
+    assert [type(each) for each in handlers] == [logging.NullHandler]
+    assert not logger.handlers
 
 
 def test_a_training_in_this_process_takes_any_environment_and_calls_back(tmp_path):
