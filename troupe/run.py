@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,7 +20,7 @@ from troupe.common.runtime.files import CONFIG_FILE, read_status
 from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import CSV_FILE, read_rows
 from troupe.following import Follower
-from troupe.services.launcher import guard
+from troupe.services.launcher.guard import guarded
 
 if TYPE_CHECKING:
     from troupe.policy import Policy
@@ -57,9 +56,8 @@ class Run:
         self._shown_bytes = 0
         self._ending = threading.Lock()
         # The kernel ends it where this process dies without a word; the launcher in it ends its services.
-        guarded = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), f"{signal.SIGTERM:d}", "0"]
         self._process = subprocess.Popen(
-            [*guarded, *command],
+            guarded(command, signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from troupe.common.envs import calls
 from troupe.common.envs.base import EnvSpec
 from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
-from troupe.services.launcher import guard
+from troupe.services.launcher.guard import guarded
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig
@@ -106,10 +106,10 @@ def check(
     kept = tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-check-")
     with kept as name, tempfile.TemporaryFile() as said:
         result = Path(name) / "result"
-        # An environment that hangs must not outlive this process where that is killed.
-        prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "0"]
+        command = [sys.executable, "-P", "-m", "troupe.services.environment.probe", str(result)]
         child = subprocess.Popen(
-            [*prefix, sys.executable, "-P", "-m", "troupe.services.environment.probe", str(result)],
+            # An environment that hangs must not outlive this process where that is killed.
+            guarded(command, signal.SIGKILL),
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,

@@ -18,7 +18,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import atomic_write, last_lines, make_directory
 from troupe.services.experiments.plan import Planned, values_file
 from troupe.services.experiments.runs import Run, is_run, read_run
-from troupe.services.launcher import guard
+from troupe.services.launcher.guard import guarded
 from troupe.services.launcher.supervisor import best_error_line, without_a_word
 from troupe.services.launcher.workspace import has_checkpoint
 
@@ -101,14 +101,12 @@ class Job:
         command += ["--sweep", str(values), "--no-progress"]
         # Also for `resume`: they may differ from what the run began with, as far as the fields' roles permit.
         command += as_options(overrides)
-        # The launcher gets SIGTERM if this process dies, and then ends its own children.
-        prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "0"]
         with log_path.open("ab") as log:
             self._log_offset = log.tell()
             self._process = subprocess.Popen(
-                # -P keeps the working directory off the path, where a user's `signal.py` would hide Python's
-                # own.
-                [*prefix, sys.executable, "-P", "-m", "troupe", *command],
+                # The launcher gets SIGTERM if this process dies, and then ends its own children. -P keeps the
+                # working directory off the path, where a user's `signal.py` would hide Python's own.
+                guarded([sys.executable, "-P", "-m", "troupe", *command], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

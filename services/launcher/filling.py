@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from troupe.common.config import Config
 from troupe.common.errors import OWN_ERROR, ConfigError, DatasetError, TroupeError
 from troupe.common.runtime import Deadline, StopSignal
 from troupe.common.runtime.files import CONFIG_FILE
-from troupe.services.launcher import guard
+from troupe.services.launcher.guard import guarded
 
 START_S = 600.0
 STEPS_PER_S = 200.0
@@ -32,9 +31,8 @@ def fill(config: Config, run_dir: Path, stop: StopSignal) -> None:
     words = ["replay", "import", str(run_dir / CONFIG_FILE), "--data-dir", str(run_dir / "replay")]
     # By itself, because a damaged file may crash the library that reads it, or keep it busy for ever.
     # The kernel ends it with this process, as it does the services.
-    guarded = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "0"]
     process = subprocess.Popen(
-        [*guarded, sys.executable, "-P", "-m", "troupe.services", *words],
+        guarded([sys.executable, "-P", "-m", "troupe.services", *words], signal.SIGKILL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

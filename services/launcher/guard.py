@@ -11,8 +11,14 @@ a plain `exec`.
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+
+
+def guarded(command: Sequence[str], number: int, nice: int = 0) -> list[str]:
+    """The words that start `command`, and send it signal `number` when this process dies."""
+    return [sys.executable, "-I", "-S", __file__, *map(str, (os.getpid(), int(number), nice)), *command]
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from troupe.common.errors import (
     sameness,
 )
 from troupe.common.runtime import watchdog
-from troupe.services.launcher import guard
+from troupe.services.launcher.guard import guarded
 from troupe.services.launcher.signs import Signs
 
 _log = logging.getLogger(__name__)
@@ -133,12 +132,11 @@ class Child:
         """
         # The guard asks the kernel for a signal at this process's death (PR_SET_PDEATHSIG) and then becomes
         # the child: Python's own `preexec_fn` would run in a fork of a process with threads.
-        prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
-        prefix += [str(int(self.spec.orphan_signal)), str(self.spec.nice)]
+        command = guarded(self.spec.command(self.restarts), self.spec.orphan_signal, self.spec.nice)
         with self._open_log() as log:
             self._log_offset = log.tell()
             self._process = subprocess.Popen(
-                [*prefix, *self.spec.command(self.restarts)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
