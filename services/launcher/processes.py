@@ -15,6 +15,7 @@ from troupe.common.envs import calls
 from troupe.common.machine import usable_cores
 from troupe.common.permits import VARIABLE, modules_of
 from troupe.common.runtime.checkpoint import newest_meta
+from troupe.common.runtime.files import read_status
 from troupe.services.launcher.supervisor import ChildSpec
 from troupe.services.launcher.workspace import BoardPort, TensorBoardPort, has_checkpoint, named_events
 
@@ -79,12 +80,17 @@ def child_specs(
         "variables": {calls.VARIABLE: str(sockets)},
         "last_words": lambda pid, code: calls.last_words(sockets, pid, code, config.env.id),
     }
+
+    def steps() -> object:
+        # Of all actors: one that always dies while others play must not end the run.
+        return read_status(run_dir).get("steps")
+
     for index in range(config.actor.processes):
         words = ["--learner", control, "--name", f"actor-{index}", *_JOINING]
         if config.inference.mode == "local":
             words.append("--preload")
         threads = config.torch_threads("actor", usable_cores())
-        specs.append(builder.service(f"actor-{index}", words, threads=threads, **plays))
+        specs.append(builder.service(f"actor-{index}", words, threads=threads, progress=steps, **plays))
     if config.evaluator.enabled:
         count = config.evaluator.processes
         for name in ["evaluator"] if count == 1 else [f"evaluator-{index}" for index in range(count)]:

@@ -21,6 +21,7 @@ from troupe.common.errors import (
     AuthError,
     CheckpointError,
     ConfigError,
+    PeerError,
     TroupeError,
     sameness,
 )
@@ -205,7 +206,8 @@ class Child:
         self.deaths, self.last_death = self.deaths + 1, f"{describe_exit(code)}: {why}"
         if code > 0 or self._hung:  # any other signal may come at any time, and says nothing of the work
             self.failure = _error_for(code, f"{self.name} {how}: {why} (log: {self.spec.log_path})")
-            if self.spec.progress is not None:
+            # One that has waited in vain for another service says nothing of its own work either.
+            if self.spec.progress is not None and code != PeerError.exit_code:
                 self._died_of.append((sameness(why), self.spec.progress()))
         dies_so_again = len(self._died_of) == MAX_SAME_DEATHS and len(set(self._died_of)) == 1
         if code in FINAL_EXIT_CODES or dies_so_again or self._quick_deaths >= MAX_QUICK_DEATHS:

@@ -59,6 +59,9 @@ def test_one_of_everything(tmp_path):
     save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 40, "updates": 7})
     (tmp_path / "status.json").write_text('{"updates": 9}')  # a restart loses two of them
     assert found["learner"].progress() == 7
+    assert found["actor-0"].progress() is None
+    (tmp_path / "status.json").write_text('{"steps": 40}')
+    assert found["actor-0"].progress() == 40
     words = found["tensorboard"].command(0)
     assert "--reload_multifile=true" in words
     (shown,) = Path(words[words.index("--logdir") + 1]).iterdir()

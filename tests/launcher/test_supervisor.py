@@ -136,6 +136,7 @@ def test_the_same_error_again_and_again_without_progress_is_the_end(make, monkey
         ("import sys; sys.exit(f'troupe: error: KeyError: 1 (my.py:{sys.argv[1]})')", lambda: 7),
         ("import os; raise KeyError(os.getpid())", lambda: 7),  # another error each time
         ("import os; os.kill(os.getpid(), 9)", lambda: 7),  # from outside, for all that is known
+        ("raise SystemExit(3)", lambda: 7),  # it has missed a peer
     ],
 )
 def test_deaths_that_differ_or_have_progress_between_them_are_not(make, monkeypatch, code, progress):
