@@ -1,4 +1,4 @@
-"""What this machine, or container, has, and how its C library treats memory."""
+"""What this machine, or container, has, how its C library treats memory, and what there is of ours on it."""
 
 from __future__ import annotations
 
@@ -70,3 +70,11 @@ def keep_freed_memory() -> bool:
     # Both are needed: one decides what is taken from the heap, the other when the heap gives it back.
     trimmed_late = mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES) and trimmed_late)
+
+
+def temporary_prefix(what: str = "") -> str:
+    """How the names of this process's temporary directories begin: of a killed one they are removed later.
+
+    See `troupe.services.launcher.workspace.remove_abandoned`.
+    """
+    return f"troupe-{os.getpid()}-{what}"

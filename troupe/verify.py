@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from troupe.certificate import Certificate, Weights, circumstances, differences
 from troupe.common.config import Config, load_layers
 from troupe.common.errors import ConfigError
+from troupe.common.machine import temporary_prefix
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import run_config
 from troupe.lockstep import LockstepTraining, repeatable, repeatable_config
@@ -38,7 +38,7 @@ def verify(run_dir: Path, stop: StopSignal, *, seconds: float | None = None) -> 
             f"{run_dir} certifies no update yet: it is not complete, and has made fewer than "
             f"{config.learner.certificate_period_updates} (learner.certificate_period_updates)"
         )
-    with repeatable(), tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-") as folder:
+    with repeatable(), tempfile.TemporaryDirectory(prefix=temporary_prefix()) as folder:
         for line in differences(certificate.made_with, circumstances()):
             print(f"different from when it was made: {line}", flush=True)
         training = Repetition(config, Path(folder) / "run", stop, certificate, seconds)

@@ -13,7 +13,7 @@ from troupe.common.envs.base import EnvSpec, VectorEnv
 from troupe.common.envs.engine import EngineVector, rows_of
 from troupe.common.envs.gymnasium_spaces import action_spec
 from troupe.common.envs.observed import spec_of
-from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.common.errors import ConfigError, MissingEngineError, raised_line
 from troupe.common.installation import install_command
 
 if TYPE_CHECKING:
@@ -129,5 +129,5 @@ def _make(config: EnvConfig, num_envs: int, threads: int, seed: int, *, evaluati
             _ = pool.observation_space, pool.action_space
             return pool
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
+        why = raised_line(error)
         raise ConfigError(f"{config.id} cannot be made with kwargs {config.kwargs}: {why}") from error

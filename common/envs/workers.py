@@ -42,6 +42,7 @@ from troupe.common.envs.base import (
 from troupe.common.envs.shared import MAX_MESSAGE, SharedStep
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
+from troupe.common.machine import temporary_prefix
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig
@@ -70,7 +71,7 @@ class WorkerVector(VectorEnv):
         self.failures = deque(maxlen=KEPT_FAILURES)
         self.calls = calls.Calls(1, whole=True)  # nothing is ever in a call here
         # For the records of their calls, which outlive a process that crashes.
-        self._folder = tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-envs-")
+        self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("envs-"))
         parts = split_slots(num_slots, config.processes, copy_slots(config))
         task = {"config": config.model_dump(mode="json"), "threads": threads, "evaluation": evaluation}
         self._workers: list[_Worker] = []

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from troupe.common.errors import ConfigError
 from troupe.common.runtime.parser import Parser
-from troupe.services.experiments.runs import find_runs
+from troupe.services.experiments.runs import read_each
 from troupe.services.launcher import evidence
 from troupe.services.launcher.findings import Finding
 from troupe.services.launcher.learning import faults
@@ -36,27 +35,19 @@ def why_parser() -> Parser:
 def why(words: Sequence[str]) -> int:
     """Look, print, and return the exit code."""
     options = why_parser().parse_args(words)
-    found: dict[str, list[Finding]] = {}
-    unreadable: list[ConfigError] = []
-    for run in find_runs(run.expanduser() for run in options.runs):
-        try:
-            found[str(run)] = _found(run)
-        except ConfigError as error:
-            unreadable.append(error)
-    if not found:
-        raise unreadable[0]
+    found, unreadable = read_each((run.expanduser() for run in options.runs), _found)
     for why_not in unreadable:  # of a sweep, some may not have begun to learn
         print(f"troupe: left out: {why_not}", file=sys.stderr)
     if options.json:
         named = {
-            run: [{"name": each.name, "what": each.what, "advice": each.advice} for each in findings]
+            str(run): [{"name": each.name, "what": each.what, "advice": each.advice} for each in findings]
             for run, findings in found.items()
         }
         print(json.dumps(named, indent=1))
         return 0
-    for name, findings in found.items():
+    for run, findings in found.items():
         if len(found) > 1:
-            print(f"{name}:")
+            print(f"{run}:")
         for line in map(line_of, findings) if findings else [NOTHING]:
             print(f"  {line}" if len(found) > 1 else line)
     return 0

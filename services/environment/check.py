@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from troupe.common.envs import calls
 from troupe.common.envs.base import EnvSpec
 from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
+from troupe.common.machine import temporary_prefix
 from troupe.services.launcher.guard import guarded
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def check(
             and cause.
     """
     options = {"slots": slots, "steps": steps, "seconds": seconds, "seed": 1, "thorough": thorough}
-    kept = tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-check-")
+    kept = tempfile.TemporaryDirectory(prefix=temporary_prefix("check-"))
     with kept as name, tempfile.TemporaryFile() as said:
         result = Path(name) / "result"
         command = [sys.executable, "-P", "-m", "troupe.services.environment.probe", str(result)]

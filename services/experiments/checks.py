@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from troupe.common.config import load_layers
 from troupe.common.config.presets import preset_id
 from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.machine import temporary_prefix
 from troupe.services.experiments import population, search
 from troupe.services.experiments.halving import check_enough
 from troupe.services.experiments.plan import Planned, Sweep, values_file
@@ -44,7 +45,7 @@ def check(sweep: Sweep, *, at_once: int = 1) -> dict[str, int]:
         if not sweep.space:
             raise ConfigError(f"{sweep.source}: the command line leaves nothing to search")
         extremes = [sweep.with_fields(f"end-{i}", each) for i, each in enumerate(ends(sweep.space))]
-    with tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix()) as folder:
         values = Path(folder) / "values.toml"
         for run in [*planned, *extremes]:
             loaded = _loaded(sweep, run, values)

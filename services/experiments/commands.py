@@ -17,7 +17,7 @@ from troupe.services.experiments import plot as drawing
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.jobs import RUNS
 from troupe.services.experiments.population import copies_in_words, generation_of
-from troupe.services.experiments.runs import find_runs, read_run
+from troupe.services.experiments.runs import find_runs, read_each, read_run
 
 _RUNS = "run directories, or directories that contain runs, such as those of sweeps"
 
@@ -223,14 +223,9 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def _comparison(options: argparse.Namespace) -> groups.Comparison:
-    found, unreadable = [], []
-    for path in find_runs(options.runs):
-        try:
-            found.append(read_run(path))
-        except ConfigError as error:
-            unreadable.append(error)
-    if not found:
-        raise unreadable[0]
+    found, unreadable = read_each(options.runs, read_run)
     for why in unreadable:
         print(f"troupe: {why}: left out", file=sys.stderr)
-    return groups.compare(found, [name for name in options.by.split(",") if name], options.metric)
+    return groups.compare(
+        list(found.values()), [name for name in options.by.split(",") if name], options.metric
+    )

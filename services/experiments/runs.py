@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from troupe.common.config.presets import is_path
 from troupe.common.errors import ConfigError
@@ -24,6 +24,8 @@ from troupe.common.runtime.files import (
 )
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 from troupe.services.experiments.fields import read_tables
+
+Result = TypeVar("Result")
 
 # Folders below one that is searched for runs.
 _MAX_DEPTH = 5
@@ -208,6 +210,26 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
             raise ConfigError(f"there is no run in {path}")
         found.update(dict.fromkeys(below))
     return list(found)
+
+
+def read_each(
+    paths: Iterable[Path], read: Callable[[Path], Result]
+) -> tuple[dict[Path, Result], list[ConfigError]]:
+    """What `read` makes of the runs that `find_runs` finds, and why it can make nothing of others.
+
+    Raises:
+        ConfigError: as `find_runs`, or that of the first run where nothing can be made of any.
+    """
+    found: dict[Path, Result] = {}
+    unreadable: list[ConfigError] = []
+    for path in find_runs(paths):
+        try:
+            found[path] = read(path)
+        except ConfigError as error:
+            unreadable.append(error)
+    if not found:
+        raise unreadable[0]
+    return found, unreadable
 
 
 def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:

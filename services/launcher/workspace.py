@@ -21,6 +21,7 @@ import psutil
 from troupe.common.config.schema import NetConfig
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import install_command
+from troupe.common.machine import temporary_prefix
 from troupe.common.runtime.checkpoint import check, newest_first, steps_of
 from troupe.common.runtime.files import (
     CONFIG_FILE,
@@ -75,7 +76,7 @@ def socket_directory() -> Iterator[Path]:
     try:
         # An ipc path has room for 107 bytes, and TMPDIR of some clusters is longer than that alone.
         parent = None if short_enough else "/tmp"
-        path = Path(tempfile.mkdtemp(prefix=f"troupe-{os.getpid()}-", dir=parent))
+        path = Path(tempfile.mkdtemp(prefix=temporary_prefix(), dir=parent))
     except OSError as error:
         raise ConfigError(
             f"cannot make a directory for sockets ({error}); set TMPDIR to another directory"

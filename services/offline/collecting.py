@@ -22,6 +22,7 @@ from troupe.common.datasets.trajectory import Trajectory
 from troupe.common.datasets.writing import DatasetWriter
 from troupe.common.envs import EnvSpec, make_spec
 from troupe.common.errors import ConfigError, DatasetError
+from troupe.common.machine import temporary_prefix
 from troupe.common.runtime.files import CONFIG_FILE, SERIAL_FOLDER
 from troupe.services.offline.episodes import Found, find_episodes, read_chunk
 from troupe.services.replay.storage.replay import Replay
@@ -45,7 +46,7 @@ def export(path: Path, name: str, preset: str = "", slots: int | None = None) ->
     if not (path / MANIFEST_FILE).is_file():
         return _export(path, _config_of(path, preset), name, slots)
     config = _config_of(path, preset)
-    with tempfile.TemporaryDirectory(prefix=f"troupe-{os.getpid()}-") as copied:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix()) as copied:
         _restore(path, Path(copied) / "shard-0")
         return _export(Path(copied), config, name, slots)
 
