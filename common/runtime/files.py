@@ -139,6 +139,18 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
         fsync_path(path.parent)
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """`atomic_write` a file that a command was asked for.
+
+    Raises:
+        ConfigError: it cannot be written, with one line that says why.
+    """
+    try:
+        atomic_write(path, data)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def meant(name: str) -> str:
     """The file that `name` was to become, where a process killed in `atomic_write` left it; else `name`."""
     left = _TEMPORARY.fullmatch(name)

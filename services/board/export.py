@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import atomic_write, make_directory
+from troupe.common.runtime.files import make_directory, write_output
 from troupe.services.board import films, views
 from troupe.services.board.charts import AXES, Chart, Charts
 from troupe.services.board.library import Entry, Library
@@ -43,10 +43,7 @@ def write(library: Library, file: Path) -> None:
     library.refresh()
     page = _page(_answers(library))
     make_directory(file.absolute().parent, "directory of the page")
-    try:
-        atomic_write(file, page.encode(), durable=False)
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
+    write_output(file, page.encode())
 
 
 def _answers(library: Library) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config
 from troupe.common.datasets.writing import DatasetWriter
 from troupe.common.envs import Episode
-from troupe.common.errors import CheckpointError, ConfigError, TroupeError
+from troupe.common.errors import OWN_ERROR, CheckpointError, ConfigError, TroupeError
 from troupe.common.installation import install_command
 from troupe.common.policies import restore
 from troupe.common.runtime.checkpoint import (
@@ -28,11 +29,11 @@ from troupe.common.runtime.checkpoint import (
     open_checkpoint,
     steps_of,
 )
-from troupe.common.runtime.files import readable
+from troupe.common.runtime.files import readable, write_output, write_trouble
 from troupe.common.runtime.logging import warnings_shown
 from troupe.services.evaluator.games import play
 from troupe.services.evaluator.options import SLOTS, parse
-from troupe.services.evaluator.report import FORMATS, Report, env_fields, markdown, summary, table, write
+from troupe.services.evaluator.report import FORMATS, Report, env_fields, markdown, summary, table
 from troupe.services.evaluator.tape import Tape
 from troupe.services.evaluator.video import ENCODERS, Recorder
 from troupe.services.evaluator.window import Window
@@ -74,16 +75,21 @@ def main(argv: Sequence[str]) -> int:
             print(f"nothing was shown: {window.missing}", file=sys.stderr)
     if len(paths) > 1 and not options.json:
         print(markdown(reports), end="")
-    for path in options.output:
-        write(path, reports)
-        _say_written(path, options)
-    if recorder is not None and _write_video(options.video, recorder):
-        _say_written(options.video, options)
+    outputs = [partial(_write_report, path, reports) for path in options.output]
     if dataset is not None and ended_by is None:
-        dataset.finish()
-    if dataset is not None and ended_by is None and not options.json:
-        held = f"{dataset.episodes:,} episodes, {dataset.steps:,} steps"
-        print(f"data set {dataset.name}: {held}, in {dataset.folder}")
+        outputs.append(partial(_finish, dataset))
+    if recorder is not None:
+        outputs.append(partial(_write_video, options.video, recorder))
+    for output in outputs:
+        try:
+            written = output()
+        except TroupeError as error:  # the others are written nevertheless
+            if ended_by is not None:
+                print(f"{OWN_ERROR} {error}", file=sys.stderr)
+            ended_by = ended_by or error
+        else:
+            if written and not options.json:
+                print(written)
     if ended_by is not None:
         # Last: what has been played by then is printed and written, and the exit code still says that it was
         # cut short.
@@ -126,12 +132,6 @@ def _dataset_of(
     )
 
 
-def _say_written(path: Path, options: argparse.Namespace) -> None:
-    """One line, unless a program reads."""
-    if not options.json:
-        print(path)
-
-
 def _check_outputs(options: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Refuse, before the games, what could not be written after them."""
     if options.video:
@@ -147,13 +147,10 @@ def _check_outputs(options: argparse.Namespace, paths: Sequence[Path]) -> None:
 def _check_file(path: Path, what: str, endings: Collection[str]) -> None:
     if path.suffix.lower() not in endings:
         raise ConfigError(f"cannot write the {what} {path}: its name should end in {', '.join(endings)}")
-    try:
-        with path.open("ab"):
-            pass
-        if not path.stat().st_size:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError(f"cannot write the {what} {path}: {error.strerror}") from error
+    if why := write_trouble(path.parent):
+        raise ConfigError(f"cannot write the {what} {path}: {why}")
+    if path.is_dir():
+        raise ConfigError(f"cannot write the {what} {path}: it is a directory")
 
 
 def _played(
@@ -292,18 +289,27 @@ def evaluate(
     return summary(result, config, checkpoint, seed=seed, epsilon=epsilon, slots=slots)
 
 
-def _write_video(path: Path, recorder: Recorder) -> bool:
-    """Whether there was anything to write."""
+def _write_report(path: Path, reports: Sequence[Report]) -> str:
+    write_output(path, FORMATS[path.suffix.lower()](reports).encode())
+    return str(path)
+
+
+def _write_video(path: Path, recorder: Recorder) -> str:
     if not len(recorder):
         print(f"{path} was not written: {recorder.missing}", file=sys.stderr)
-        return False
+        return ""
     try:
-        path.write_bytes(ENCODERS[path.suffix.lower()](recorder, recorder.frames_per_s))
+        film = ENCODERS[path.suffix.lower()](recorder, recorder.frames_per_s)
     except ImportError as error:
         raise ConfigError(f"videos need the package {error.name}: {install_command('evaluator')}") from error
-    except OSError as error:
-        raise ConfigError(f"cannot write the video {path}: {error.strerror}") from error
-    return True
+    write_output(path, film)
+    return str(path)
+
+
+def _finish(dataset: DatasetWriter) -> str:
+    dataset.finish()
+    held = f"{dataset.episodes:,} episodes, {dataset.steps:,} steps"
+    return f"data set {dataset.name}: {held}, in {dataset.folder}"
 
 
 if __name__ == "__main__":

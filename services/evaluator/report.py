@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from troupe.common.config import Config
-from troupe.common.errors import ConfigError
 from troupe.common.runtime.checkpoint import ARCHIVE, BEST, Checkpoint
 from troupe.common.stats.intervals import ci95
 from troupe.services.evaluator.games import Result
@@ -163,11 +162,3 @@ FORMATS: dict[str, Callable[[Sequence[Report]], str]] = {
     ".csv": _csv,
     ".md": markdown,
 }
-
-
-def write(path: Path, reports: Sequence[Report]) -> None:
-    """Write reports in the format that the file's name ends in."""
-    try:
-        path.write_text(FORMATS[path.suffix.lower()](reports))
-    except OSError as error:
-        raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error

@@ -14,7 +14,7 @@ import numpy as np
 
 from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
-from troupe.common.runtime.files import make_directory
+from troupe.common.runtime.files import make_directory, write_output
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.common.stats.intervals import Statistic, bootstrap, mean_curve
 from troupe.services.experiments.groups import Comparison, Group
@@ -211,10 +211,7 @@ def write_csv(lines: Sequence[Line], path: Path) -> None:
         numbers = zip(line.places, line.values, line.low, line.high, strict=True)
         rows.writerows([line.task, line.group, line.run, line.axis, *map(_short, row)] for row in numbers)
     make_directory(path.absolute().parent, "directory of the table")
-    try:
-        path.write_text(text.getvalue(), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    write_output(path, text.getvalue().encode())
 
 
 def _short(value: float) -> str:
@@ -238,10 +235,9 @@ def _figure(style: Style, size: tuple[float, float]) -> Figure:
 
 def _save(figure: Figure, out: Path) -> None:
     make_directory(out.absolute().parent, "directory of the picture")
-    try:
-        figure.savefig(out, dpi=110)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror or error}") from error
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110, format=out.suffix[1:].lower())
+    write_output(out, picture.getvalue())
 
 
 def _panel(place: Axes, comparison: Comparison, task: str, axis: str, style: Style) -> list[Line]:

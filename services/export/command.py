@@ -13,7 +13,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
 from troupe.common.permits import add_module_argument
 from troupe.common.runtime.checkpoint import Checkpoint, open_checkpoint, save_checkpoint
-from troupe.common.runtime.files import atomic_write, readable
+from troupe.common.runtime.files import readable, write_output
 from troupe.common.runtime.logging import warnings_shown
 from troupe.common.runtime.parser import Parser, integer
 
@@ -103,10 +103,7 @@ def export(
     except (RuntimeError, ValueError, OnnxExporterError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"this network cannot be written as {form}: {reason}") from error
-    try:
-        atomic_write(out, data)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from error
+    write_output(out, data)
     return description
 
 

@@ -15,6 +15,7 @@ import pytest
 import troupe
 import troupe.services.__main__ as cli
 from tests.envs.broken import BrokenEnv
+from tests.harness import leave
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config
 from troupe.common.envs import make_spec
@@ -89,7 +90,7 @@ def test_an_environment_whose_episodes_all_fail_ends_it_with_the_line_that_fails
     assert "RuntimeError: the physics exploded (broken.py:" in said
 
 
-def test_episodes_that_fail_among_others_are_counted_with_the_first_reason(tmp_path, capsys):
+def test_episodes_that_fail_among_others_are_counted_with_the_first_reason(tmp_path, capsys, caplog):
     def broken(record):
         return f"{{how = 'raise raise fine', at = 3, record = '{tmp_path / record}'}}"
 
@@ -98,7 +99,7 @@ def test_episodes_that_fail_among_others_are_counted_with_the_first_reason(tmp_p
     report = json_of(capsys, *words)
     assert (report["returns"], report["failed_episodes"]) == ([20.0] * 4, 2)
     assert "RuntimeError: the physics exploded (broken.py:" in report["first_failure"]
-    assert "slot 0" in report["first_failure"]  # slot 1 failed in the same step
+    assert report["first_failure"] in caplog.messages[0]  # of two slots that failed in the same step
     # The file tells the environment that it has failed: from here on it plays well.
     assert json_of(capsys, *words)["failed_episodes"] == 0
     files = [tmp_path / "report.csv", tmp_path / "report.md"]
@@ -351,6 +352,39 @@ def test_an_evaluation_that_is_ended_keeps_what_whole_checkpoints_have_shown(
         with pytest.raises(type(error)):
             evaluate.main(words)
         assert not report.exists()
+
+
+def test_a_disk_that_fills_leaves_no_half_file_and_what_is_elsewhere_is_written(
+    run_dir, disk, datasets, capsys, monkeypatch
+):
+    def play(*args, **options):
+        report = evaluate_whole(*args, **options)
+        leave(disk, 0)
+        return report
+
+    evaluate_whole, report = evaluate.evaluate, disk / "report.json"
+    report.write_text("of yesterday")
+    monkeypatch.setattr(evaluate, "evaluate", play)
+    words = [
+        "--episodes",
+        "1",
+        "--output",
+        str(report),
+        "--video",
+        str(disk / "a.gif"),
+        "--minari",
+        "my/cart-v0",
+    ]
+    with pytest.raises(ConfigError, match=r"cannot write .*report\.json: No space left on device"):
+        evaluate.main([str(run_dir), *words])
+    assert sorted(path.name for path in disk.iterdir()) == ["ballast", "report.json"]
+    assert report.read_text() == "of yesterday"
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [
+        f"troupe: error: cannot write {disk / 'a.gif'}: No space left on device"
+    ]
+    assert printed.out.splitlines()[-1].startswith("data set my/cart-v0: 1 episodes, ")
+    assert (datasets / "my/cart-v0").is_dir()
 
 
 def test_what_an_environment_told_is_reported_and_no_score_that_is_unknown():
