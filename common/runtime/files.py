@@ -38,35 +38,39 @@ _STATUS_KINDS: dict[str, Any] = {
     **dict.fromkeys(("note", "host"), str),
     "peers": list,
 }
+# More than it takes to look whether a file is locked.
+_LOOK_S = 0.1
 # An empty file can be made on a full disk.
 _PROBE_BYTES = 1 << 16
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")
 
 
-def lock_file(path: Path, refusal: str, *, shared: bool = False) -> IO[str]:
+def lock_file(path: Path, refusal: str, *, shared: bool = False, wait_s: float = _LOOK_S) -> IO[str]:
     """Open a file and lock it against other processes, until it is closed or this process ends.
 
     With `shared` only against those that lock it without.
 
     Raises:
-        ConfigError: another process holds it, which `refusal` says; tried twice, for who only looks whether
-            it is held takes the lock for a moment.
+        ConfigError: another process holds it for `wait_s`, which `refusal` says; at least twice as long as
+            those take that only look whether it is held.
         OSError: it cannot be opened.
     """
     file = path.open("w+")  # network file systems want it readable for a shared lock
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    for pause_s in (0.1, 0.0):
+    until_s = system.monotonic() + wait_s
+    while True:
         try:
             # The kernel's, not a file with a number in it: it ends with the process, and nobody has to find
             # out whether that lives.
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except OSError:
-            system.sleep(pause_s)
+            if system.monotonic() >= until_s:
+                file.close()
+                raise ConfigError(refusal) from None
+            system.sleep(_LOOK_S)
         else:
             return file
-    file.close()
-    raise ConfigError(refusal)
 
 
 def is_locked(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from troupe.common.errors import ConfigError
 from troupe.common.runtime.parser import Parser
 from troupe.common.wire.security.keys import ALLOWED_FILE, KEY_ROLES, check_set, load_keys, make_keys
 
@@ -32,11 +33,14 @@ def check_parser() -> Parser:
 def new(words: Sequence[str]) -> int:
     """Make keys."""
     options = new_parser().parse_args(words)
-    if options.if_missing and (options.directory / ALLOWED_FILE).exists():
+    try:
+        make_keys(options.directory)
+    except ConfigError:
+        if not (options.if_missing and (options.directory / ALLOWED_FILE).exists()):
+            raise
         check_set(options.directory)
         print(f"{options.directory} holds a complete set already")
         return 0
-    make_keys(options.directory)
     print(f"made keys for {', '.join(KEY_ROLES)} in {options.directory}")
     print(
         f"give them to services with --keys {options.directory} or TROUPE_NET__KEYS_DIR; see docs/security.md"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import troupe.services.__main__ as cli
 from troupe.common.config import load_config, to_toml
+from troupe.services.launcher import make_keys
 
 
 def test_new_makes_a_complete_private_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,6 +37,16 @@ def test_new_never_replaces_keys(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (tmp_path / "keys" / "learner.secret").read_text() == before
     (tmp_path / "keys" / "actor.secret").unlink()
     assert cli.main(["keys", "new", folder, "--if-missing"]) == 4
+
+
+def test_if_missing_takes_the_keys_that_another_one_makes_at_the_same_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        codes = list(threads.map(make_keys.new, [[str(tmp_path / "keys"), "--if-missing"]] * 4))
+    assert codes == [0] * 4
+    assert capsys.readouterr().out.count("made keys for") == 1
+    assert cli.main(["keys", "check", str(tmp_path / "keys")]) == 0
 
 
 def test_a_file_that_others_may_read_is_exit_code_4(

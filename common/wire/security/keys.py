@@ -34,6 +34,8 @@ SERVERS = ("learner", "replay")
 ALLOWED_FILE = "allowed"
 _UNFINISHED = ".unfinished"
 """Is there, and locked, while keys are made: what a killed process left is known by it."""
+_OTHERS_S = 10.0
+"""A process that makes keys is waited for: a full set is a dozen small files."""
 
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85, 32 bytes
 _MAX_FILE_BYTES = 1 << 20
@@ -123,7 +125,8 @@ def make_keys(directory: str | Path) -> list[Path]:
 
     What an earlier call left that was killed half-way is replaced.
 
-    Raises `ConfigError` where the directory holds keys already or cannot be written.
+    Raises `ConfigError` where the directory holds keys already, also of a call at the same time, or cannot be
+    written.
     """
     folder = Path(directory).expanduser()
     files: dict[str, bytes] = {}
@@ -136,12 +139,17 @@ def make_keys(directory: str | Path) -> list[Path]:
     unfinished = folder / _UNFINISHED
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not unfinished.exists() or (folder / ALLOWED_FILE).exists():
-            _refuse_keys(folder, files)
-        with lock_file(unfinished, f"another process is making keys in {folder}; choose another directory"):
-            if not (folder / ALLOWED_FILE).exists():
-                _remove(folder, files)
-            _write_all(folder, files)
+        _refuse_keys(folder, [ALLOWED_FILE])
+        was_left = unfinished.exists()
+        refusal = f"another process is making keys in {folder}; choose another directory"
+        with lock_file(unfinished, refusal, wait_s=_OTHERS_S):
+            try:
+                _refuse_keys(folder, [ALLOWED_FILE] if was_left else files)
+                if was_left:
+                    _remove(folder, files)
+                _write_all(folder, files)
+            finally:
+                _remove(folder, [_UNFINISHED])
     except OSError as error:
         raise ConfigError(f"cannot make keys in {folder}: {error.strerror}") from error
     return [folder / name for name in files]
@@ -154,14 +162,14 @@ def _refuse_keys(folder: Path, files: Iterable[str]) -> None:
 
 
 def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:
-    made = [_UNFINISHED]
+    made: list[str] = []
     try:
         for name, content in files.items():
             _write(folder / name, content)
             made.append(name)
-        made = [_UNFINISHED]
-    finally:  # also of Ctrl-C: a part of a set would be in the way of the next try
+    except BaseException:  # also Ctrl-C: a part of a set would be in the way of the next try
         _remove(folder, reversed(made))
+        raise
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:

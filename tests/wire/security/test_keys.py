@@ -3,6 +3,7 @@
 import os
 import resource
 import stat
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -91,12 +92,23 @@ def test_a_set_that_was_interrupted_is_made_by_the_next_call(tmp_path, monkeypat
         make_keys(tmp_path)
 
 
-def test_what_another_process_makes_is_left_alone(tmp_path):
+def test_what_another_process_makes_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("troupe.common.wire.security.keys._OTHERS_S", 0.2)
     with lock_file(tmp_path / ".unfinished", "held"):
         (tmp_path / "learner.secret").write_text("its own")
         with pytest.raises(ConfigError, match="another process is making keys"):
             make_keys(tmp_path)
     assert (tmp_path / "learner.secret").read_text() == "its own"
+
+
+def test_keys_that_another_process_is_making_are_waited_for(tmp_path):
+    with futures.ThreadPoolExecutor(1) as thread, lock_file(tmp_path / ".unfinished", "held"):
+        second = thread.submit(make_keys, tmp_path)
+        assert not futures.wait([second], 0.5).done
+        (tmp_path / "allowed").touch()
+    with pytest.raises(ConfigError, match=r"holds keys already \(allowed\)"):
+        second.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["allowed"]
 
 
 def test_a_secret_does_not_show_itself(folder):
