@@ -89,6 +89,7 @@ class SerialTraining:
         self.inserts = self.sampled = 0
         self.failures = self.episodes = 0
         self.last_failure = self.unevaluated = ""
+        self.told_causes: set[str] = set()
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         run_dir.mkdir(parents=True, exist_ok=True)
         atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
@@ -160,11 +161,14 @@ class SerialTraining:
             self.learn(batch)
 
     def tell_failures(self) -> None:
-        """Say what has failed in an environment, which was made anew and goes on."""
+        """Count what has failed in an environment, which was made anew and goes on; say each cause once."""
         while self.env.failures:
+            failure = self.env.failures.popleft()
             self.failures += 1
-            self.last_failure = str(self.env.failures.popleft())
-            self.say(f"{self.last_failure}; its episode is discarded")
+            self.last_failure = str(failure)
+            if failure.cause not in self.told_causes:
+                self.told_causes.add(failure.cause)
+                self.say(f"{failure}; such episodes are discarded")
 
     def insert(self, chunk: Chunk) -> None:
         """Store a chunk in every table that batches come from; a full queue is learned from first."""
@@ -268,7 +272,8 @@ class SerialTraining:
         self.write("actor-0", row | told | {"actor/env_restarts_total": float(self.env.restarts_total)})
         updates = self.counters.updates
         done = f"{self.counters.steps:,} steps, {updates:,} update{'s'[: updates != 1]}"
-        self.say(f"{done}, return {row['train/episode_return']:.2f}")
+        failed = f", {self.failures:,} episodes failed" if self.failures else ""
+        self.say(f"{done}, return {row['train/episode_return']:.2f}{failed}")
 
     def evaluate(self) -> None:
         """Play whole games, as the evaluator does, unless the run wants none or the environment fails."""
