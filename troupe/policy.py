@@ -12,10 +12,11 @@ from troupe.common.agents import Act, Agent, Inputs
 from troupe.common.config import Config
 from troupe.common.envs import EnvSpec
 from troupe.common.envs.base import clip_rewards
+from troupe.common.envs.returned import BadReturn, check_finite
 from troupe.common.errors import ConfigError
 from troupe.common.policies import agent_of, config_of, spec_of
 from troupe.common.runtime.checkpoint import Checkpoint, open_checkpoint
-from troupe.common.spaces import packed
+from troupe.common.spaces import packed, unpacked
 
 
 def load(
@@ -110,7 +111,7 @@ class Policy:
             One action: an int, an array, or a nest of them. For a batch an array `[S, ...]`, or a list.
 
         Raises:
-            ConfigError: shape, type, number or reward is not what the policy needs.
+            ConfigError: shape, type, number or reward is not what the policy needs, or is no finite number.
         """
         array = self._checked(obs)
         single = array.ndim == len(self.spec.obs_shape)
@@ -138,6 +139,8 @@ class Policy:
         rewards = np.asarray(reward, np.float32)
         if rewards.shape not in ((), (size,)):
             raise ConfigError(f"{size} observations with rewards {list(rewards.shape)}")
+        if not np.isfinite(rewards).all():
+            raise ConfigError(f"a reward is no finite number: {reward}")
         rewards = rewards + np.zeros(size, np.float32)
         inputs, act = self._last
         return inputs.after(act, batch, clip_rewards(rewards, self.config.env.reward_clip), self._ended)
@@ -166,4 +169,14 @@ class Policy:
             )
         if not shape[0] and shape != spec.obs_shape:
             raise ConfigError("a batch of no observations")
-        return np.array(array, dtype)  # a copy: callers may write into theirs
+        with np.errstate(over="ignore"):  # it becomes infinite, which is looked for
+            array = np.array(array, dtype)  # a copy: callers may write into theirs
+        rows = array.reshape(-1, *spec.obs_shape) if spec.obs_leaves else ()
+        try:
+            check_finite(array)
+            for row in rows:
+                for leaf, part in zip(spec.obs_leaves, unpacked(spec.obs_leaves, row), strict=True):
+                    check_finite(part, leaf.path)
+        except BadReturn as error:  # as in training, where such an episode is discarded
+            raise ConfigError(f"{spec.id} {error}") from None
+        return array

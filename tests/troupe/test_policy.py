@@ -149,7 +149,14 @@ def test_what_does_not_fit_is_one_line(tmp_path):
     for obs in (np.zeros(5), np.zeros((2, 2, 4)), np.zeros(4, complex), np.zeros((0, 4)), 3.0):
         with pytest.raises(ConfigError, match=r"takes float32 \[4\], or a batch|no observations"):
             policy.act(obs)
+    for obs in (np.array([0, np.nan, 0, 0]), np.full((2, 4), 1e300)):
+        with pytest.raises(
+            ConfigError, match=r"CartPole-v1 returned an observation with (nan|inf) \((1 of its 4|8)"
+        ):
+            policy.act(obs)
     assert policy.act([0.0, 0.1, 0.0, 0.0]) in (0, 1)
+    with pytest.raises(ConfigError, match="a reward is no finite number: nan"):
+        policy.act([0.0, 0.1, 0.0, 0.0], float("nan"))
     assert policy.act(np.zeros((3, 4))).shape == (3,), "without a memory another number is fine"
     with pytest.raises(ConfigError, match="epsilon"):
         troupe.load(run_dir, epsilon=2)
