@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sysconfig
 import traceback
 from pathlib import Path
@@ -13,10 +14,6 @@ _PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
 """Where the files of Python's library are, and how those begin that have none."""
 _DEFECT = re.compile(r"(\w+)(?:: .*)?( \([^()]+:\d+\))")
 """What `defect_line` says of an error in a user's own code."""
-
-
-CAUGHT = (Exception, SystemExit)
-"""What somebody else's code may raise without ending the process: it may also call `exit()`."""
 
 
 class TroupeError(Exception):
@@ -85,6 +82,15 @@ class SyncFailedError(TroupeError):
 
     The system reports such a failure once: the next try may say that all is well, and have lost pages.
     """
+
+
+def caught() -> tuple[type[BaseException], ...]:
+    """What somebody else's code may raise without ending the process: it may also call `exit()`.
+
+    KeyboardInterrupt as well, unless Ctrl-C raises it here: services turn the signal into a flag.
+    """
+    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return (Exception, SystemExit) if own else (Exception, SystemExit, KeyboardInterrupt)
 
 
 def raised_where(error: BaseException) -> str:

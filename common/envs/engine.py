@@ -49,7 +49,7 @@ from troupe.common.envs.returned import (
     taken_for,
 )
 from troupe.common.envs.spectator import picture_of
-from troupe.common.errors import CAUGHT, ConfigError, TroupeError
+from troupe.common.errors import ConfigError, TroupeError, caught
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig
@@ -113,7 +113,7 @@ class EngineVector(VectorEnv):
 
     def _shut(self) -> None:
         if self._engine is not None:
-            with contextlib.suppress(*CAUGHT):  # it has done its work, or has failed already
+            with contextlib.suppress(*caught()):  # it has done its work, or has failed already
                 self._engine.close()
 
     def reset(self, seed: Seed | None = None) -> np.ndarray:
@@ -124,7 +124,7 @@ class EngineVector(VectorEnv):
             return self._begin(None if seed is None else _one(seed))
         except TroupeError:
             raise
-        except CAUGHT as error:
+        except caught() as error:
             return self._recover(error, 0)
 
     def _begin(self, seed: int | None) -> np.ndarray:
@@ -144,7 +144,7 @@ class EngineVector(VectorEnv):
             return self._step(actions)
         except TroupeError:
             raise
-        except CAUGHT as error:
+        except caught() as error:
             zeros, obs = np.zeros(self.num_slots, bool), self._recover(error, number)
             reward = np.zeros(self.num_slots, np.float32)
             return Step(obs, reward, zeros, zeros.copy(), discarded=list(range(self.num_slots)))
@@ -288,7 +288,7 @@ class EngineVector(VectorEnv):
                 return self._begin(_one(int(self._seeds.spawn(1)[0].generate_state(1)[0])))
             except TroupeError:
                 raise
-            except CAUGHT as again:
+            except caught() as again:
                 error, step = again, 0
 
     def render_frame(self, slot: int) -> np.ndarray:

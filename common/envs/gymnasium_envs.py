@@ -29,7 +29,7 @@ from troupe.common.envs.returned import (
 )
 from troupe.common.envs.slots import Outcome, SlotVector
 from troupe.common.envs.spectator import NoPictureError
-from troupe.common.errors import CAUGHT, ConfigError, raised_line
+from troupe.common.errors import ConfigError, caught, raised_line
 from troupe.common.installation import import_module
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def close_env(env: Any, env_id: str, level: int = logging.WARNING) -> str:
     """Close a copy that is not needed any more. What it raises is logged and returned in words."""
     try:
         env.close()
-    except CAUGHT as error:
+    except caught() as error:
         trouble = f"close() raised {raised_line(error)}"
         _log.log(level, "%s: %s", env_id, trouble)
         return trouble
@@ -234,7 +234,7 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
         raise ConfigError(f"{config.id} lacks a package: {one_line(error)}") from error
     except (gym.error.UnregisteredEnv, gym.error.Error) as error:
         raise ConfigError(_unknown_id(gym, config.id, env_id, error)) from error
-    except CAUGHT as error:  # whatever the environment's own constructor raises
+    except caught() as error:  # whatever the environment's own constructor raises
         why = raised_line(error)
         if "must inherit from the gymnasium.Env class" in why:
             why += f"; {OLD_INTERFACE}"

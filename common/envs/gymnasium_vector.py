@@ -12,7 +12,7 @@ from troupe.common.envs.base import EnvSpec, VectorEnv
 from troupe.common.envs.engine import EngineVector
 from troupe.common.envs.observed import spec_of
 from troupe.common.envs.registration import hint_of_module, maker_of, registered_by
-from troupe.common.errors import CAUGHT, ConfigError, raised_line
+from troupe.common.errors import ConfigError, caught, raised_line
 from troupe.common.installation import import_module, install_command
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _make(config: EnvConfig, num_envs: int, *, render: bool = False) -> Any:
         else:
             assert make is not None
             engine = make(num_envs=num_envs, **kwargs)
-    except CAUGHT as error:  # whatever the engine's own constructor raises
+    except caught() as error:  # whatever the engine's own constructor raises
         raise ConfigError(f"{config.id} cannot be made with kwargs {kwargs}: {raised_line(error)}") from error
     if not isinstance(engine, gymnasium.vector.VectorEnv):
         raise ConfigError(

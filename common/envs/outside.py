@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from troupe.common.envs.base import EnvSpec, VectorEnv
-from troupe.common.errors import CAUGHT, ConfigError, TroupeError, raised_line
+from troupe.common.errors import ConfigError, TroupeError, caught, raised_line
 from troupe.common.families import ENTRY_POINTS
 from troupe.common.installation import import_module
 
@@ -46,7 +46,7 @@ class OutsideFamily:
             result = called(*args, **options)
         except TroupeError:
             raise
-        except CAUGHT as error:  # a stranger's code may raise anything
+        except caught() as error:  # a stranger's code may raise anything
             raise ConfigError(f"{self._named} failed in {function}: {raised_line(error)}") from error
         if not isinstance(result, kind):
             raise ConfigError(

@@ -36,7 +36,7 @@ from troupe.common.envs.gymnasium_envs import close_env
 from troupe.common.envs.observed import View
 from troupe.common.envs.returned import BadReturn, check_outcome, reset_result
 from troupe.common.envs.spectator import picture_of
-from troupe.common.errors import CAUGHT
+from troupe.common.errors import caught
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig
@@ -225,7 +225,7 @@ class ParallelVector(VectorEnv):
             self.calls.enter(first, STEP, copy.steps + 1)
             try:
                 return copy.step(actions[first : first + agents])
-            except CAUGHT as error:
+            except caught() as error:
                 return error
             finally:
                 self.calls.leave(first)
@@ -280,7 +280,7 @@ class ParallelVector(VectorEnv):
         self.calls.enter(first, RESET)
         try:
             seen = self._copies[number].reset(seed)
-        except CAUGHT as error:
+        except caught() as error:
             self._recover(number, error, obs, 0)
             return
         finally:
@@ -303,7 +303,7 @@ class ParallelVector(VectorEnv):
         close_env(copy.env, self.spec.id, logging.DEBUG)
         try:
             copy.build(seed)
-        except CAUGHT as again:
+        except caught() as again:
             self._recover(number, again, obs, 0)
             return
         finally:

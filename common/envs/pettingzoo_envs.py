@@ -21,7 +21,7 @@ from troupe.common.envs.gymnasium_envs import close_env, settings, wrapped
 from troupe.common.envs.observed import spec_of
 from troupe.common.envs.parallel import Copy, ParallelVector
 from troupe.common.envs.registration import maker_of
-from troupe.common.errors import CAUGHT, ConfigError, MissingEngineError, raised_line
+from troupe.common.errors import ConfigError, MissingEngineError, caught, raised_line
 from troupe.common.families import FAMILIES
 from troupe.common.installation import import_module, install_command
 
@@ -118,7 +118,7 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
         env = wrapped(config, _made(make, dict(config.kwargs), render=render))
     except ConfigError:
         raise
-    except CAUGHT as error:  # whatever the environment's own constructor raises
+    except caught() as error:  # whatever the environment's own constructor raises
         why = raised_line(error)
         raise ConfigError(f"{config.id} cannot be made with kwargs {config.kwargs}: {why}") from error
     if hasattr(env, "agent_iter"):

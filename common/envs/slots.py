@@ -27,7 +27,7 @@ from troupe.common.envs.base import (
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
 from troupe.common.envs.returned import as_announced, check_outcome, finite_error, not_finite, taken_for
 from troupe.common.envs.spectator import picture_of
-from troupe.common.errors import CAUGHT
+from troupe.common.errors import caught
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig
@@ -176,7 +176,7 @@ class SlotVector(VectorEnv):
                     if ended or cut:
                         terminated[slot], truncated[slot] = bool(ended), bool(cut)
                         over.append(slot)
-                except CAUGHT as error:
+                except caught() as error:
                     failed[slot] = error
                 current[slot] = 0
 
@@ -199,14 +199,14 @@ class SlotVector(VectorEnv):
             # A copy, always: a list of references to arrays that environments write to again would change
             # under the learner.
             together: np.ndarray | None = np.array(returned)
-        except CAUGHT:  # they are not alike, or no arrays
+        except caught():  # they are not alike, or no arrays
             together = None
         if together is None or together.shape[1:] != announced.shape or not taken_for(together, announced):
             arrays = [announced] * len(returned)
             for place, each in enumerate(returned):
                 try:
                     arrays[place] = as_announced(each, announced)
-                except CAUGHT as error:
+                except caught() as error:
                     failed.setdefault(place, error)
             together = np.array(arrays)
         obs = self._seen(together.astype(announced.dtype, copy=False))
@@ -226,7 +226,7 @@ class SlotVector(VectorEnv):
             self.calls.enter(slot, RESET)
             try:
                 returned[place] = self._slots[slot].reset(seeds[place] if seeds else None)
-            except CAUGHT as error:
+            except caught() as error:
                 failed[place] = error
             self.calls.leave(slot)
         obs = self._observed(returned, failed)
@@ -246,7 +246,7 @@ class SlotVector(VectorEnv):
         self.calls.enter(slot, MAKING)
         try:
             self._slots[slot].rebuild(again_seed)
-        except CAUGHT as again:
+        except caught() as again:
             self.calls.leave(slot)
             # The rebuilder raises in the end, so the recursion is at most as deep as failures in a row are
             # permitted.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from troupe.common.envs.base import cause_of
-from troupe.common.errors import CAUGHT, TroupeError
+from troupe.common.errors import TroupeError, caught
 
 _CHANNELS = (1, 3, 4)
 
@@ -23,7 +23,7 @@ def picture_of(env_id: str, draw: Callable[[], Any]) -> np.ndarray:
         return spectator_view(env_id, draw())
     except NoPictureError:
         raise
-    except CAUGHT as error:
+    except caught() as error:
         raise NoPictureError(f"{env_id} cannot be rendered: {cause_of(error)}") from error
 
 

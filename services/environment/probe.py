@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import base, inspect, make_spec, make_vector
 from troupe.common.envs.calls import CHECKER, Calls
-from troupe.common.errors import TroupeError, defect_line
+from troupe.common.errors import TroupeError, caught, defect_line
 from troupe.common.spaces import unpacked
 from troupe.services.environment.check import BrokenError
 
@@ -29,6 +30,7 @@ MAX_FAILURES = 0.1
 
 def main() -> None:
     """Do as it is told, and write what it found."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent: see `caught`
     task, result = json.load(sys.stdin), Path(sys.argv[1])
     # As patient as a training, but there is nothing to wait for between two failures.
     base.BACKOFF_MAX_S = 0.0
@@ -39,7 +41,7 @@ def main() -> None:
         found = probe(EnvConfig.model_validate(task["env"]), **task["options"])
     except TroupeError as error:
         found = {"error": type(error).__name__, "text": str(error)}
-    except Exception as error:
+    except caught() as error:
         found = {
             "error": "BrokenError",
             "text": f"{task['env']['id']} cannot be played: {defect_line(error)}",

@@ -47,6 +47,7 @@ def found(env_id: str = BROKEN, **kwargs: object) -> Findings:
         ),
         ({"how": "inf", "at": 0}, "returned an observation with inf (1 of its 3 numbers) in reset(), slot 0"),
         ({"how": "exit"}, "raised SystemExit: 3 (broken.py:70) at step 3, slot 0"),
+        ({"how": "interrupt"}, "raised KeyboardInterrupt (broken.py:80) at step 3, slot 0"),
     ],
     ids=str,
 )

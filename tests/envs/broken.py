@@ -76,6 +76,8 @@ class BrokenEnv(gymnasium.Env):
             os.kill(os.getpid(), signal.SIGSEGV)
         if how == "hang":
             time.sleep(10_000)
+        if how == "interrupt":
+            raise KeyboardInterrupt
         return how
 
     def _turn(self) -> str:

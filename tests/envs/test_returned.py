@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import gymnasium
@@ -72,6 +73,21 @@ def test_what_a_step_must_not_return_discards_the_episode_of_that_copy(
     assert not step.truncated.any()
     assert env.restarts_total == 1
     env.close()
+
+
+def test_where_ctrl_c_raises_nothing_the_environment_did() -> None:
+    env = make(how="interrupt", at=1, copy=1)
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(np.zeros(3, np.int64))
+    former = signal.signal(signal.SIGINT, lambda *_: None)  # a service's
+    try:
+        env = make(how="interrupt", at=1, copy=1)
+        env.reset()
+        assert env.step(np.zeros(3, np.int64)).discarded == [1]
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert "raised KeyboardInterrupt (broken.py:80) at step 1, slot 1" in str(env.failures[0])
 
 
 @pytest.mark.parametrize("how", ["nan", "shape", "none", "old interface", "exit"])
