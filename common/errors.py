@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import sysconfig
 import traceback
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 
 OWN_ERROR = "troupe: error:"
 """How the line begins in which a program of ours says why it ends: those that started it look for it."""
@@ -107,10 +110,24 @@ def raised_where(error: BaseException) -> str:
     return where
 
 
+def _hidden(error: BaseException) -> str:
+    """`; FILE hides the package NAME: rename it`, where an import or a name of a module failed for that."""
+    name = error.name if isinstance(error, ImportError) else None
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        name = error.obj.__name__
+    top = (name or "").partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    installed = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
+    if not file or file.startswith(tuple(installed)) or not PathFinder.find_spec(top, installed):
+        return ""
+    return f"; {file} hides the package {top}: rename it"
+
+
 def raised_line(error: BaseException) -> str:
     """`TYPE: text (FILE:LINE)`, see `raised_where`: what somebody else's code raised, in one line."""
     text = error.msg if isinstance(error, SyntaxError) and error.filename else error
-    return " ".join(f"{type(error).__name__}: {text}".split()).rstrip(":") + raised_where(error)
+    words = f"{type(error).__name__}: {text}".split()
+    return " ".join(words).rstrip(":") + _hidden(error) + raised_where(error)
 
 
 def defect_line(error: BaseException) -> str:

@@ -1,6 +1,13 @@
 """The launcher knows an error of a service again by its line; what that says: runtime/test_lifecycle.py."""
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from troupe.common.errors import defect_line, sameness
 
@@ -27,3 +34,28 @@ def test_one_error_is_known_again_whatever_it_says():
     others += [f"internal error, ValueError: {value}" for value in (1, 2)]  # of no line of a user's own
     assert {sameness(each) for each in same} == {sameness(line)}
     assert len({sameness(each) for each in [line, *others]}) == 5
+
+
+@pytest.mark.parametrize("package", ["zmq", "pydantic"])
+def test_a_file_of_the_user_s_that_hides_a_package_is_named(tmp_path, package):
+    """Python does as it is told by PYTHONPATH, whose packages may be meant: the error says what to do."""
+    (tmp_path / f"{package}.py").touch()
+    path = f"{Path(__file__).parents[1]}:{tmp_path}"
+    run = subprocess.run(
+        [sys.executable, "-P", "-m", "troupe.services.actor", "--control", "tcp://127.0.0.1:1"],
+        capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert run.returncode == 1
+    line = run.stderr.splitlines()[-1]
+    assert line.startswith("troupe: error: internal error, ")
+    assert line.endswith(f"; {tmp_path / package}.py hides the package {package}: rename it")
+
+
+def test_so_it_is_where_only_a_name_is_missed(monkeypatch):
+    mine = ModuleType("psutil")
+    monkeypatch.setitem(sys.modules, "psutil", mine)
+    assert "hides" not in line_of(lambda: mine.virtual_memory)
+    mine.__file__ = "/home/me/psutil.py"
+    assert "; /home/me/psutil.py hides the package psutil: rename it (" in line_of(
+        lambda: mine.virtual_memory
+    )

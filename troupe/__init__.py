@@ -11,6 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from troupe.common.agents import Agent
     from troupe.common.config.algorithms import register_algorithm
     from troupe.common.config.fields import AgentConfig, PixelAgentConfig, structural, tunable
@@ -85,9 +87,19 @@ def _standard_library_first() -> None:
     sys.path[:] = [*others[:place], *users, *others[place:]]
 
 
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Have a process that cannot import its own modules end with a line that says why, like any other."""
+    from troupe.common.errors import OWN_ERROR, defect_line
+
+    sys.__excepthook__(kind, error, trace)
+    if isinstance(error, ImportError | AttributeError):
+        print(f"{OWN_ERROR} {defect_line(error)}", file=sys.stderr)
+
+
 # Only in processes of Troupe's own: a program that imports this package keeps its path.
 if sys.argv[:1] == ["-m"] or [os.path.basename(word) for word in sys.argv[:1]] == ["troupe"]:
     _standard_library_first()
+    sys.excepthook = _tell
 
 
 def __getattr__(name: str) -> Any:
