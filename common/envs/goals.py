@@ -6,6 +6,7 @@ An observation is a dictionary with `observation`, `achieved_goal` and `desired_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +35,9 @@ class EnvGoals:
                 self._places[str(leaf.path[0])] = slice(begin, begin + leaf.nbytes), leaf
             begin += leaf.nbytes
         form = [(leaf.shape, leaf.dtype) for _, leaf in self._places.values()]
-        self._env = _env_with_goals(config) if len(form) == 2 else None
-        reward = getattr(self._env, "compute_reward", None)
-        if reward is None:
+        env = _env_with_goals(config) if len(form) == 2 else None
+        reward = None if env is None else getattr(env.unwrapped, "compute_reward", None)
+        if env is None or reward is None:
             raise ConfigError(
                 f"actor.hindsight_copies needs an environment with goals: {config.id} does not show "
                 f"{ACHIEVED} and {DESIRED} and have compute_reward; set it to 0"
@@ -44,7 +45,8 @@ class EnvGoals:
         if form[0] != form[1]:
             raise ConfigError(f"{config.id} shows an {ACHIEVED} that is not of the form of its {DESIRED}")
         self._reward = reward
-        self._terminated = getattr(self._env, "compute_terminated", None)
+        self._wrapped = _reward_wrappers(env, config.id)
+        self._terminated = getattr(env.unwrapped, "compute_terminated", None)
         self._clip = config.reward_clip
 
     def replaced(self, obs: np.ndarray, reached: np.ndarray) -> np.ndarray:
@@ -56,10 +58,13 @@ class EnvGoals:
     def outcome(self, obs: np.ndarray, terminated: bool) -> tuple[float, bool]:
         """See `Goals`; without `compute_terminated` a step ends what it ended with its own goal."""
         goals = [self._part(obs, name) for name in (ACHIEVED, DESIRED)]
-        reward = clip_rewards(np.asarray([self._reward(*goals, {})], np.float64), self._clip)
+        reward = self._reward(*goals, {})
+        for change in self._wrapped:
+            reward = change(reward)
+        clipped = clip_rewards(np.asarray([reward], np.float64), self._clip)
         if self._terminated is not None:
             terminated = bool(self._terminated(*goals, {}))
-        return float(reward[0]), terminated
+        return float(clipped[0]), terminated
 
     def _part(self, obs: np.ndarray, name: str) -> np.ndarray:
         place, leaf = self._places[name]
@@ -67,6 +72,23 @@ class EnvGoals:
 
 
 def _env_with_goals(config: EnvConfig) -> Any:
-    from troupe.common.envs.gymnasium_envs import make_plain
+    from troupe.common.envs.gymnasium_envs import make_one
 
-    return make_plain(config)
+    return make_one(config)
+
+
+def _reward_wrappers(env: Any, env_id: str) -> list[Callable[[Any], Any]]:
+    """What wrappers make of a reward, the innermost first; ConfigError where that depends on others."""
+    import gymnasium
+
+    changes: list[Callable[[Any], Any]] = []
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.NormalizeReward):
+            raise ConfigError(
+                f"actor.hindsight_copies cannot say what NormalizeReward of {env_id} would make of another "
+                "reward: leave one of them out"
+            )
+        if isinstance(env, gymnasium.RewardWrapper):
+            changes.insert(0, env.reward)
+        env = env.env
+    return changes

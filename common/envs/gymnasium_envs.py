@@ -70,9 +70,9 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
     return vector
 
 
-def make_plain(config: EnvConfig) -> Any:
-    """One copy without any wrapper, for methods that are its own."""
-    return _make_env(config, render=False).unwrapped
+def make_one(config: EnvConfig) -> Any:
+    """One copy in its wrappers, for methods that are its own, or theirs."""
+    return _make_env(config, render=False)
 
 
 def inspect(config: EnvConfig) -> dict[str, Any]:

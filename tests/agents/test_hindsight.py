@@ -1,5 +1,6 @@
 """Hindsight in whole: environments with goals, what is refused, and bits that nobody flips without it."""
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -7,7 +8,7 @@ from tests.agents.in_process import evaluate
 from tests.agents.replayed import learn_by_replay
 from troupe.common.agents.hindsight import hindsight_of
 from troupe.common.config import EnvConfig, load_config
-from troupe.common.envs import make_spec
+from troupe.common.envs import make_spec, make_vector
 from troupe.common.envs.bit_flip import BitFlipEnv
 from troupe.common.envs.goals import EnvGoals
 from troupe.common.errors import ConfigError
@@ -15,6 +16,11 @@ from troupe.common.spaces import packed, unpacked
 from troupe.services.launcher.training import check_environment
 
 BITS = EnvConfig(id="troupe.common.envs.bit_flip:BitFlip-v0", reward_clip="none", kwargs={"bits": 3})
+
+
+class Raised(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward + 5
 
 
 def test_outcomes_are_the_environments():
@@ -42,12 +48,23 @@ def test_outcomes_are_the_environments():
     assert env.compute_reward(np.zeros(3), np.ones(3), {}) == -1.0
 
 
+def test_a_reward_for_another_goal_goes_through_the_wrappers_of_rewards():
+    wrappers = ["tests.agents.test_hindsight:Raised", "tests.envs.test_gymnasium_envs:Doubled"]
+    env = BITS.model_copy(update={"wrappers": wrappers})
+    vector = make_vector(env, 1, seed=1)
+    vector.reset()
+    step = vector.step(np.zeros(1, np.int64))
+    assert EnvGoals(env, vector.spec).outcome(step.obs[0], False) == (step.reward[0], False) == (8.0, False)
+    vector.close()
+
+
 @pytest.mark.parametrize(
     ("preset", "fields", "why"),
     [
         ("cartpole-apex", {"actor.hindsight_copies": "4"}, "needs an environment with goals"),
         ("cartpole-ppo", {"env.id": BITS.id, "actor.hindsight_copies": "4"}, "take apex, or sac"),
         ("cartpole-impala", {"env.id": BITS.id, "actor.hindsight_copies": "1"}, "take apex, or sac"),
+        ("bitflip-apex", {"env.wrappers": "['gymnasium.wrappers:NormalizeReward']"}, "leave one of them out"),
     ],
 )
 def test_what_has_no_goals_or_no_transitions_is_refused_in_a_line(preset, fields, why):
