@@ -14,7 +14,7 @@ from pathlib import Path
 from troupe.common.config import Config
 from troupe.common.config.field_options import field_parser, parse_with_fields
 from troupe.common.errors import ConfigError, TroupeError
-from troupe.common.runtime.files import CERTIFICATE_FILE, readable
+from troupe.common.runtime.files import CERTIFICATE_FILE, hold_run_dir, readable
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.runtime.logging import warnings_shown
 from troupe.common.runtime.parser import Parser
@@ -74,9 +74,9 @@ def train(words: Sequence[str]) -> int:
 
 
 def _serial(config: Config, run_dir: Path) -> None:
-    from troupe.serial import SerialTraining, claimed
+    from troupe.serial import SerialTraining
 
-    with _traceback_shown(), claimed(run_dir):
+    with _traceback_shown(), hold_run_dir(run_dir):
         training = SerialTraining(config, run_dir, StopSignal().install())
         try:
             training.run()

@@ -26,9 +26,10 @@ from troupe.common.envs.base import split_slots
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import newest_first, steps_of
+from troupe.common.runtime.files import hold_run_dir
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.joined import JoinedVector
-from troupe.serial import SerialTraining, claimed
+from troupe.serial import SerialTraining
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.replay.storage.snapshot import Snapshot, restore_snapshot
 
@@ -41,7 +42,7 @@ SNAPSHOT_S = 3600.0
 def train(config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = False) -> None:
     """Train until the run is complete or a stop is asked for; a run that is resumed has checkpoints."""
     config = repeatable_config(config)
-    with claimed(run_dir), repeatable():
+    with hold_run_dir(run_dir), repeatable():
         training = LockstepTraining(config, run_dir, stop, resume=resume)
         try:
             training.run()

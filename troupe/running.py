@@ -14,7 +14,7 @@ from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import open_checkpoint
-from troupe.common.runtime.files import CERTIFICATE_FILE, readable, run_config
+from troupe.common.runtime.files import CERTIFICATE_FILE, hold_run_dir, readable, run_config
 from troupe.environments import Brought, bring, check_caller
 from troupe.following import Follower, OnCheckpoint, OnMetrics
 from troupe.run import Run
@@ -290,7 +290,7 @@ def _new_directory(name: str) -> Path:
 
 def _train_here(stop: StopSignal, callbacks: Callbacks, config: Config, run_dir: Path) -> None:
     """Train in this process, and call back after each row of metrics."""
-    from troupe.serial import SerialTraining, claimed
+    from troupe.serial import SerialTraining
 
     follower = Follower(run_dir, *callbacks)
 
@@ -300,7 +300,7 @@ def _train_here(stop: StopSignal, callbacks: Callbacks, config: Config, run_dir:
             if not follower.look():
                 self.stop.set()
 
-    with claimed(run_dir):
+    with hold_run_dir(run_dir):
         # Where the program has no handler, Python would print the log of failures, which are told anyway.
         quiet = logging.NullHandler()
         logging.getLogger("troupe").addHandler(quiet)

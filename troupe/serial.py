@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -34,8 +33,6 @@ from troupe.common.runtime.files import (
     CONFIG_FILE,
     SERIAL_FOLDER,
     atomic_write,
-    lock_file,
-    make_directory,
     write_status,
 )
 from troupe.common.runtime.metrics import MetricsWriter
@@ -62,18 +59,12 @@ from troupe.services.replay.storage.replay import Replay
 METRICS_PERIOD_UPDATES = 20
 
 
-def claimed(run_dir: Path) -> IO[str]:
-    """Make the directory of a run in one process, and hold it until what this returns is closed."""
-    make_directory(run_dir, "run directory")
-    return lock_file(run_dir / ".lock", f"{run_dir} is in use by another process; stop that one first")
-
-
 class SerialTraining:
     """One run. `run` returns when it is complete or a stop was asked for.
 
     Args:
         config: the run's configuration; what it says of processes and addresses means nothing here.
-        run_dir: a new run directory, which the caller has `claimed` where others may use it.
+        run_dir: a new run directory, which the caller holds by `hold_run_dir` where others may use it.
         stop: asks for the end.
     """
 

@@ -193,6 +193,16 @@ def make_directory(path: Path, what: str) -> Path:
     return path
 
 
+def hold_run_dir(run_dir: Path) -> IO[str]:
+    """Make a run directory, and hold it against other processes until what this returns is closed.
+
+    Raises:
+        ConfigError: it cannot be written, or another process holds it.
+    """
+    make_directory(run_dir, "run directory")
+    return lock_file(run_dir / ".lock", f"{run_dir} is in use by another process; stop that one first")
+
+
 @contextlib.contextmanager
 def made_whole(directory: Path, suffix: str) -> Iterator[Path]:
     """Yield an empty directory that takes the name `directory` at the end; it is removed where that fails.

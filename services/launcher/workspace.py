@@ -26,8 +26,8 @@ from troupe.common.runtime.checkpoint import check, newest_first, steps_of
 from troupe.common.runtime.files import (
     CONFIG_FILE,
     SERIAL_FOLDER,
+    hold_run_dir,
     is_locked,
-    lock_file,
     make_directory,
     readable,
 )
@@ -58,10 +58,9 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[str]:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
     if has_run and not resume:
         raise ConfigError(in_the_way(run_dir))
-    make_directory(run_dir, "run directory")
-    for name in _DIRECTORIES:
-        make_directory(run_dir / name, "directory")
-    with lock_file(run_dir / ".lock", f"{run_dir} is in use by another launcher; stop that one first"):
+    with hold_run_dir(run_dir):
+        for name in _DIRECTORIES:
+            make_directory(run_dir / name, "directory")
         if resume and not has_checkpoint(run_dir):
             raise CheckpointError(_nothing_to_resume(run_dir, "it has no checkpoint"))
         # Of a run in one process that was killed: this one fills its tables anew.

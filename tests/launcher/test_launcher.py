@@ -344,7 +344,7 @@ def test_two_launchers_do_not_share_a_run(launch):
     second = launch("run")
     code, _ = second.wait()
     assert code == 2
-    assert "in use by another launcher" in second.output.read_text()
+    assert "in use by another process" in second.output.read_text()
     assert run.process.poll() is None
 
 

@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_drops_the_items_of_one_in_one_process_that_was_kille
 def test_a_directory_is_held_by_one_launcher(tmp_path):
     with (
         claimed_run_dir(tmp_path, resume=False),
-        pytest.raises(ConfigError, match="in use by another launcher"),
+        pytest.raises(ConfigError, match="in use by another process"),
         claimed_run_dir(tmp_path, resume=False),
     ):
         pass

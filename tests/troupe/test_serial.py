@@ -205,7 +205,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     )
     try:
         until(lambda: read_status(tmp_path / "run").get("steps"))
-        with pytest.raises(ConfigError, match="is in use by another launcher"):
+        with pytest.raises(ConfigError, match="is in use by another process"):
             claimed_run_dir(tmp_path / "run", resume=True).__enter__()
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
