@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,9 +34,7 @@ def why_parser() -> Parser:
 def why(words: Sequence[str]) -> int:
     """Look, print, and return the exit code."""
     options = why_parser().parse_args(words)
-    found, unreadable = read_each((run.expanduser() for run in options.runs), _found)
-    for why_not in unreadable:  # of a sweep, some may not have begun to learn
-        print(f"troupe: left out: {why_not}", file=sys.stderr)
+    found = read_each((run.expanduser() for run in options.runs), _found)
     if options.json:
         named = {
             str(run): [{"name": each.name, "what": each.what, "advice": each.advice} for each in findings]

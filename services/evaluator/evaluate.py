@@ -242,7 +242,7 @@ def every_checkpoint(path: Path) -> list[Path]:
             try:
                 check(each)
             except CheckpointError as error:
-                print(f"troupe: {error}: left out", file=sys.stderr)
+                print(f"troupe: left out: {error}", file=sys.stderr)
             else:
                 found.append(each)
     if not found:

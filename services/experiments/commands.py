@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -223,9 +222,7 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def _comparison(options: argparse.Namespace) -> groups.Comparison:
-    found, unreadable = read_each(options.runs, read_run)
-    for why in unreadable:
-        print(f"troupe: {why}: left out", file=sys.stderr)
+    found = read_each(options.runs, read_run)
     return groups.compare(
         list(found.values()), [name for name in options.by.split(",") if name], options.metric
     )

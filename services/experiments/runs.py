@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -212,10 +213,8 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     return list(found)
 
 
-def read_each(
-    paths: Iterable[Path], read: Callable[[Path], Result]
-) -> tuple[dict[Path, Result], list[ConfigError]]:
-    """What `read` makes of the runs that `find_runs` finds, and why it can make nothing of others.
+def read_each(paths: Iterable[Path], read: Callable[[Path], Result]) -> dict[Path, Result]:
+    """What `read` makes of the runs that `find_runs` finds; stderr is told why it can make nothing of others.
 
     Raises:
         ConfigError: as `find_runs`, or that of the first run where nothing can be made of any.
@@ -229,7 +228,9 @@ def read_each(
             unreadable.append(error)
     if not found:
         raise unreadable[0]
-    return found, unreadable
+    for why in unreadable:  # of a sweep, some may not have begun to learn
+        print(f"troupe: left out: {why}", file=sys.stderr)
+    return found
 
 
 def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:

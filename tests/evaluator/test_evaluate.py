@@ -241,6 +241,7 @@ def test_all_checkpoints_are_a_curve(run_dir, tmp_path, capsys):
     assert evaluate.main([str(run_dir), *options, "--json"]) == 0
     printed = capsys.readouterr()
     assert [json.loads(line)["steps"] for line in printed.out.splitlines()] == [200]
+    assert printed.err.startswith("troupe: left out: ")
     assert "step-000000000100 is damaged" in printed.err
 
 

@@ -276,8 +276,8 @@ def test_runs_that_cannot_be_read_are_named_and_left_out(tmp_path, capsys):
     for line in ("compare runs --json", "plot runs --out p.png"):
         assert cli.main(line.split()) == 0
         stdout, stderr = capsys.readouterr()
-        assert "runs/cut/config.toml is not valid TOML" in stderr
-        assert stderr.endswith(": left out\n")
+        assert stderr.startswith("troupe: left out: runs/cut/config.toml is not valid TOML")
+        assert stderr.count("\n") == 1
         assert "cut" not in stdout
     assert cli.main(["compare", "runs/cut"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
