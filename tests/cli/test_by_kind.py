@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import troupe.services.__main__ as cli
-from troupe.common.config import Config, load_config, read_config
+from troupe.common.config import Config, EnvConfig, load_config, read_config
 from troupe.common.errors import ConfigError
+from troupe.services.environment import check as checking
 from troupe.services.launcher import by_kind
 from troupe.services.launcher.training import check_environment
 
@@ -18,6 +20,22 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 VECTOR, REALS = "tests.envs.counting:Counting-v0", "gym:Pendulum-v1"
 PIXELS, GRID = "tests.envs.counting:Colour-v0", "minatar:breakout"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_environment_is_tried_once() -> Iterator[None]:
+    """A trial starts a process, and what it finds is the same for every algorithm."""
+    check, found = checking.check, {}
+
+    def remembered(config: EnvConfig, **options: Any) -> checking.Findings:
+        key = (config.model_dump_json(), *options.items())
+        if key not in found:
+            found[key] = check(config, **options)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "check", remembered)
+        yield
 
 
 def trained(algo: str, env_id: str, **fields: str) -> Config:
