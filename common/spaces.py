@@ -352,8 +352,12 @@ def packed(leaves: Sequence[Leaf], nest: Any, scales: Sequence[float | None] = (
         value = nest
         for key in leaf.path:
             value = value[key]
+        value = np.asarray(value)
         if scale is not None:
-            value = np.rint(np.clip(np.asarray(value) * scale, 0, 255))
+            value = np.rint(np.clip(value * scale, 0, 255))
+        elif value.dtype.kind == "f" and np.dtype(leaf.dtype).kind != "f":
+            pixels = ": pixels from 0 to 255" if leaf.picture else ""
+            raise TypeError(f"{value.dtype} instead of {leaf.dtype}{pixels} at {list(leaf.path)}")
         with np.errstate(over="ignore"):  # it becomes infinite, which is looked for where it comes from
             array = np.ascontiguousarray(value, leaf.dtype)
         if array.size != leaf.size:

@@ -102,8 +102,8 @@ class Policy:
         """The action for an observation, as its environment takes it, or actions for a batch of them.
 
         Args:
-            obs: `[*obs_shape]` or `[S, *obs_shape]`. Where the environment shows several parts, these, or a
-                list of what several environments show.
+            obs: `[*obs_shape]` or `[S, *obs_shape]`. Where the environment shows several parts, these, with
+                pixels from 0 to 255, or a list of what several environments show.
             reward: what the last action earned, unclipped: a number, or `[S]`. Policies with a memory need
                 it, but where episodes begin; others do not look at it.
 
@@ -155,7 +155,9 @@ class Policy:
                 return np.stack([packed(leaves, each) for each in obs])
             return packed(leaves, obs)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            message = f"an observation is not as {self.spec.id} shows it: {type(error).__name__}: {error}"
+            message = (
+                f"an observation does not fit the policy of {self.spec.id}: {type(error).__name__}: {error}"
+            )
             raise ConfigError(message) from None
 
     def _checked(self, obs: Any) -> np.ndarray:

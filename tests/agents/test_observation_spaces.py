@@ -144,6 +144,9 @@ def test_a_loaded_policy_takes_the_environment_s_own_observations_and_gives_its_
     np.testing.assert_array_equal(policy.act(rows), one_by_one)
     with pytest.raises(ConfigError, match="observation"):
         policy.act({"column": nests[0]["column"]})
+    # In the environment's space it might be from 0 to 1, which training makes pixels of.
+    with pytest.raises(ConfigError, match=r"float64 instead of uint8: pixels from 0 to 255 at \['column'\]"):
+        policy.act({**nests[0], "column": nests[0]["column"] / 255})
     broken = {**nests[0], "height": np.full_like(nests[0]["height"], np.nan)}
     with pytest.raises(ConfigError, match=r"an observation with nan as its part 'height' \("):
         policy.act([*nests, broken])
