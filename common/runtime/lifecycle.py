@@ -215,6 +215,11 @@ def _exit_code(body: Callable[[], int | None]) -> int:
             _log.info("out of memory", exc_info=error)
             _say(_NO_MEMORY)
             return INTERNAL_ERROR  # not a mistake of the configuration: a supervisor may try again
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _log.info("the disk is full", exc_info=error)
+            what = f" {error.filename}" if error.filename else ""  # not known of a file that is open
+            _say(f"cannot write{what}: {error.strerror}; make room")
+            return INTERNAL_ERROR
         return _report_defect(error)
 
 

@@ -187,6 +187,15 @@ def test_no_memory_is_one_line_that_says_what_to_lower(capsys, error):
     assert "lower replay.capacity_items" in line
 
 
+def test_a_full_disk_is_one_line(capsys):
+    def body():
+        with open("/dev/full", "w") as file:  # as what is printed may be
+            file.write("x")
+
+    assert run_main(body) == 70
+    assert capsys.readouterr().err == "troupe: error: cannot write: No space left on device; make room\n"
+
+
 def test_exit_codes_of_a_body():
     assert run_main(lambda: None) == 0
     assert run_main(lambda: 4) == 4
