@@ -87,7 +87,7 @@ def inspect(config: EnvConfig) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # what reset() raises, the checker tells below
         objections += other_dtypes(env.observation_space, env.reset(seed=0)[0])
         objections += other_dtypes(env.observation_space, env.step(env.action_space.sample())[0])
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             check_env(env.unwrapped, skip_render_check=True)
@@ -95,7 +95,7 @@ def inspect(config: EnvConfig) -> dict[str, Any]:
             objections.append(f"Gymnasium's checker refuses it: {type(error).__name__}: {one_line(error)}")
     if trouble := close_env(env, config.id):
         objections.append(trouble)
-    for warning in caught:
+    for warning in warned:
         if issubclass(warning.category, UserWarning):
             text = str(warning.message).removeprefix("\x1b[33mWARN: ").removesuffix("\x1b[0m")
             objections.append(f"Gymnasium's checker warns: {' '.join(text.split())}")
