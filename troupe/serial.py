@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,7 @@ from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.record.training_returns import TrainingReturns
 from troupe.services.learner.saving.checkpoints import RunCheckpoints
 from troupe.services.learner.saving.counters import RunCounters
+from troupe.services.learner.saving.finite import check_metrics, check_weights
 from troupe.services.replay.storage.replay import Replay
 
 METRICS_PERIOD_UPDATES = 20
@@ -103,7 +105,7 @@ class SerialTraining:
         self.chooser = Chooser(config, self.agent)
         self.counters = RunCounters(spec.frames_per_step, budget)
         self.checkpoints = RunCheckpoints(
-            config, self.run_dir / "checkpoints", self.agent, spec, self.counters, lambda arrays: None
+            config, self.run_dir / "checkpoints", self.agent, spec, self.counters, self.check_weights
         )
         self.checkpoints.begin_run(resume=resume)
 
@@ -227,11 +229,19 @@ class SerialTraining:
                 measure=counters.updates % METRICS_PERIOD_UPDATES == 1,
             )
         ).settled()
+        # At once: where they had acted or been stored first, environment or replay would be blamed.
+        self.check_weights(self.agent.params())
+        priorities = {} if update.priorities is None else {"priorities": float(np.sum(update.priorities))}
+        check_metrics(update.metrics | priorities, counters.updates)
         counters.learned_steps += self.mixture.learned_steps(batch, usable)
         if update.priorities is not None:
             self.tell_priorities(usable.part(batch), update.priorities)
         if update.metrics:
             self.write("learner", update.metrics)
+
+    def check_weights(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Refuse what is not finite."""
+        check_weights(arrays, self.counters.updates)
 
     def tell_priorities(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
         """Give the tables that keep their items new priorities `[B]` of a batch."""

@@ -19,7 +19,7 @@ from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, to_toml
 from troupe.common.envs import make_spec
 from troupe.common.envs.sides import check_opponents
-from troupe.common.errors import PeerError, TroupeError
+from troupe.common.errors import PeerError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import Deadline, StopSignal, open_files, watchdog
@@ -47,6 +47,7 @@ from troupe.services.learner.record.trackers import Run
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.saving.checkpoints import CHECKPOINT_S, RunCheckpoints
 from troupe.services.learner.saving.counters import RunCounters
+from troupe.services.learner.saving.finite import check_metrics, check_weights
 from troupe.services.learner.saving.kept import Best
 
 _log = logging.getLogger(__name__)
@@ -73,10 +74,6 @@ FINAL_EVALUATION_S = 600.0
 """How long a run waits at its end for the last evaluation: games of a good Atari policy take minutes."""
 EVALUATOR_START_S = 60.0
 """How long of that it waits for an evaluator that has not joined: in a short run it may be starting still."""
-
-
-class DivergedError(TroupeError):
-    """Learning produced numbers that are not finite."""
 
 
 class Learner:
@@ -300,7 +297,7 @@ class Learner:
         if lesson.wish.measure and lesson.update is not None and lesson.sample is not None:
             self._measured_s = system.monotonic()
             metrics = lesson.update.metrics
-            self._check_finite(metrics)
+            check_metrics(metrics, counters.updates)  # up to METRICS_PERIOD_UPDATES late
             lag = self._mixture.staleness(lesson.sample, counters.version)
             self.reporter.note("learner", {**metrics, "learner/beta": lesson.wish.beta, **lag})
         if self.config.run.offline:
@@ -326,21 +323,9 @@ class Learner:
         if self._histograms.due(self.counters.updates):
             self.reporter.look(*self._histograms.take(usable.fields))
 
-    def _check_finite(self, metrics: dict[str, float]) -> None:
-        """Notice a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""
-        self._raise_if_diverged([name for name, value in metrics.items() if not np.isfinite(value)])
-
     def _check_weights(self, arrays: dict[str, np.ndarray]) -> None:
-        """Before they reach actors or the disk: what a bad update leaves in the weights is NaN."""
-        self._raise_if_diverged([name for name, array in arrays.items() if np.isnan(array).any()])
-
-    def _raise_if_diverged(self, bad: list[str]) -> None:
-        """Stop where any of these is not finite."""
-        if bad:
-            raise DivergedError(
-                f"{', '.join(bad[:3])} not finite at update {self.counters.updates}: resume from the last "
-                "checkpoint with a lower agent.learning_rate"
-            )
+        """Before they reach actors or the disk."""
+        check_weights(arrays, self.counters.updates)
 
     def _publish(self) -> None:
         with self._spent.publish():

@@ -20,7 +20,8 @@ from troupe.services.learner import service
 from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record import totals
 from troupe.services.learner.saving import checkpoints
-from troupe.services.learner.service import DivergedError, Learner
+from troupe.services.learner.saving.finite import DivergedError, check_metrics
+from troupe.services.learner.service import Learner
 
 
 def test_what_is_stopped_is_what_is_resumed(tmp_path):
@@ -214,8 +215,8 @@ def test_a_run_that_is_to_learn_from_a_data_set_says_who_has_to_bring_it(tmp_pat
 def test_divergence_stops_before_it_is_saved_or_published(tmp_path):
     learner = Learner(make_config(tmp_path), tmp_path, resume=False, stop=StopSignal())
     with pytest.raises(DivergedError, match="learning_rate"):
-        learner._check_finite({"learner/loss": float("nan")})
-    learner._check_finite({"learner/loss": 1.0})
+        check_metrics({"learner/loss": float("nan")}, 1)
+    check_metrics({"learner/loss": 1.0}, 1)
     learner.checkpoints.save()
     params = {name: array.copy() for name, array in learner.agent.params().items()}
     params["hidden.weight"][0, 0] = np.nan  # since the metrics were looked at last

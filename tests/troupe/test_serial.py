@@ -16,7 +16,7 @@ from tests.learner.batches.mixed import AGAIN, FRESH, make_config, unroll
 from troupe.common.config import load_config
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.checkpoint import load_newest
+from troupe.common.runtime.checkpoint import load_checkpoint, load_newest
 from troupe.common.runtime.files import read_status
 from troupe.serial import SerialTraining
 from troupe.services.launcher.workspace import claimed_run_dir
@@ -155,6 +155,17 @@ def test_an_error_of_an_algorithm_shows_its_traceback(tmp_path, capsys, monkeypa
     assert first == "Traceback (most recent call last):"
     assert re.search(r'test_serial.py", line \d+, in update', "\n".join(trace))
     assert re.fullmatch(r"troupe: error: KeyError: 'rewards' \(test_serial.py:\d+\)", last)
+
+
+@pytest.mark.parametrize("mode", ["--serial", "--deterministic"])
+@pytest.mark.parametrize("preset", ["cartpole-apex", "pendulum-sac"])
+def test_training_that_diverges_ends_with_that_before_anything_of_it_acts(tmp_path, capsys, preset, mode):
+    fields = ["--replay.min_items=100", "--agent.learning_rate=1e30", "--evaluator.enabled=false"]
+    words = ["train", preset, mode, "--run-dir", str(tmp_path / "run"), "--total-steps=2000"]
+    assert cli.main([*words, *fields, *QUICK]) == 70
+    assert re.search(r"error: \S+.* not finite at update \d+: resume from", capsys.readouterr().err)
+    for checkpoint in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        assert all(np.isfinite(array).all() for array in load_checkpoint(checkpoint).arrays.values())
 
 
 def test_what_cannot_be_learned_from_is_drawn_no_more_though_no_priorities_are_given(tmp_path):
