@@ -14,7 +14,7 @@ from pathlib import Path
 from troupe.common.config import Config
 from troupe.common.config.field_options import field_parser, parse_with_fields
 from troupe.common.errors import ConfigError, TroupeError
-from troupe.common.runtime.files import CERTIFICATE_FILE, hold_run_dir, readable
+from troupe.common.runtime.files import hold_run_dir, readable
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.runtime.logging import warnings_shown
 from troupe.common.runtime.parser import Parser
@@ -136,8 +136,10 @@ def resume_parser() -> argparse.ArgumentParser:
 def resume(words: Sequence[str]) -> int:
     """Continue a run."""
     options, overrides = parse_with_fields(resume_parser(), words)
+    from troupe.common.runtime.checkpoint import is_deterministic
+
     with readable(options.run_dir):
-        repeats = (options.run_dir / CERTIFICATE_FILE).is_file()
+        repeats = is_deterministic(options.run_dir)
     if repeats:
         _fix_arithmetic()
     from troupe.services.launcher import training

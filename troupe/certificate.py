@@ -106,7 +106,10 @@ class Certificate:
                 f"{run_dir} has no {CERTIFICATE_FILE}: only runs of `troupe train --deterministic` have one"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is damaged: {peer_text(str(error))[:200]}") from None
+            raise CheckpointError(
+                f"{path} is damaged: {peer_text(str(error))[:200]}; remove it, and `troupe resume` begins "
+                "another one"
+            ) from None
 
 
 def _told(value: Any) -> Any:

@@ -109,7 +109,11 @@ class LockstepTraining(SerialTraining):
         """Begin the run's first span, or that of the newest checkpoint."""
         if self.resume:
             self.begin_learning(_budget(self.config), resume=True)
-            here, self.certificate = self.certificate, Certificate.read(self.run_dir)
+            here = self.certificate
+            try:
+                self.certificate = Certificate.read(self.run_dir)
+            except ConfigError:
+                self.say(f"{self.run_dir} has lost its certificate: another one begins here")
             self.certificate.cut(self.counters.updates)
             for line in differences(self.certificate.made_with, here.made_with):
                 self.say(f"different from when the run began: {line}")

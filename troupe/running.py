@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.checkpoint import open_checkpoint
-from troupe.common.runtime.files import CERTIFICATE_FILE, hold_run_dir, readable, run_config
+from troupe.common.runtime.checkpoint import is_deterministic, open_checkpoint
+from troupe.common.runtime.files import hold_run_dir, readable, run_config
 from troupe.environments import Brought, bring, check_caller
 from troupe.following import Follower, OnCheckpoint, OnMetrics
 from troupe.run import Run
@@ -141,7 +141,7 @@ def resume(
     def resumed(stop: StopSignal) -> Path:
         instead = None
         with readable(path):
-            if (path / CERTIFICATE_FILE).is_file():
+            if is_deterministic(path):
                 from troupe import lockstep
 
                 instead = partial(lockstep.train, stop=stop, resume=True)

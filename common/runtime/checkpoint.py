@@ -28,6 +28,7 @@ import numpy as np
 from troupe.common import system
 from troupe.common.errors import CheckpointError, ConfigError, MisfitError
 from troupe.common.runtime.files import (
+    CERTIFICATE_FILE,
     CONFIG_FILE,
     MAX_JSON_BYTES,
     atomic_write,
@@ -213,6 +214,13 @@ def newest_meta(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, StopIteration):
         return {}
     return meta if isinstance(meta, dict) else {}
+
+
+def is_deterministic(run_dir: Path) -> bool:
+    """Whether a run goes on in one process; a lost certificate does not make it one of services."""
+    if (run_dir / CERTIFICATE_FILE).is_file():
+        return True
+    return bool(newest_meta(run_dir / "checkpoints").get("lockstep"))
 
 
 def load_newest(directory: str | Path) -> Checkpoint:

@@ -286,6 +286,18 @@ def test_verify_refuses_what_has_no_certificate(copy, capsys):
     assert "only runs of `troupe train --deterministic`" in capsys.readouterr().err
 
 
+def test_a_run_whose_certificate_is_lost_goes_on_as_it_was_begun(copy, capsys):
+    (copy / "certificate.json").write_text("{}")
+    words = ["resume", str(copy), "--total-steps=280"]
+    assert cli.main(words) == 5
+    assert "remove it, and `troupe resume` begins another one" in capsys.readouterr().err
+    (copy / "certificate.json").unlink()
+    assert cli.main(words) == 0
+    assert "has lost its certificate: another one begins here" in capsys.readouterr().out
+    assert min(Certificate.read(copy).weights) > len(never_stopped("cartpole-apex")[0])
+    assert load_newest(copy / "checkpoints").meta["steps"] == 280
+
+
 @pytest.mark.parametrize("update", [0, -1, 3])
 def test_verify_refuses_a_certificate_whose_updates_do_not_ascend(copy, capsys, update):
     edit(copy / "certificate.json", '{"update": 3,', f'{{"update": {update},')
