@@ -31,9 +31,17 @@ class Archive:
     def __init__(self, checkpoints: Path, period_s: float) -> None:
         self._directory = checkpoints / ARCHIVE
         self._period_s = period_s
-        last = next(newest_first(self._directory), None)
         # The wall clock and the file's own time: a resumed run goes on with the period of the session before.
-        self._since_s = system.time() if last is None else last.stat().st_mtime
+        self._since_s = self._last_s() if period_s else 0.0
+
+    def _last_s(self) -> float:
+        """When the newest was kept or, with none, when the empty folder for them was made."""
+        last = next(newest_first(self._directory), None)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            return (last or self._directory).stat().st_mtime
+        except OSError:  # a full disk, perhaps not for long
+            return system.time()
 
     def take(self, path: Path) -> None:
         """Keep what has just been written, if it is time to."""

@@ -61,6 +61,14 @@ def test_the_archive_keeps_one_now_and_then_for_good(tmp_path):
     assert names(tmp_path / "archive")[0] == "step-000000000008"
 
 
+def test_an_archive_begins_though_no_session_is_as_long_as_its_period(tmp_path, monkeypatch):
+    began = time.time()
+    for steps in range(3):  # each from a session of its own, as each span of a deterministic run is
+        monkeypatch.setattr("troupe.common.system.time", lambda now=began + 30.0 * steps: now)
+        Archive(tmp_path, 50.0).take(save_checkpoint(tmp_path, WEIGHTS, {"steps": steps}))
+    assert names(tmp_path / "archive") == ["step-000000000002"]
+
+
 def test_a_clock_that_was_put_back_does_not_stop_the_archive(tmp_path):
     archive = Archive(tmp_path, 50.0)
     archive._since_s += 1e8  # by years
