@@ -60,12 +60,10 @@ def train(
         loaded = by_kind.load(algo, sweep, overrides or {}, os.environ)
     else:
         loaded = load_layers(preset, sweep, overrides, os.environ)
+    if instead is not None:
+        _check_one_process(loaded.config)
     spec = check_runnable(loaded, play=True)
     config = _with_beginning(_with_dataset(loaded.config, spec), spec)
-    if config.run.offline and instead is not None:
-        raise ConfigError(
-            "nothing acts when training from a data set: leave out --serial and --deterministic, or --offline"
-        )
     run_dir = (run_dir or dated_directory(run_name(preset, algo, config.env.id))).expanduser()
     check_unused(run_dir)
     check_writable(run_dir, "run directory")
@@ -89,6 +87,8 @@ def resume(
     """Continue a run from its newest whole checkpoint; see `train`."""
     file = run_config(run_dir)
     loaded = load_layers(None, sweep, overrides, os.environ, run_config=file)
+    if instead is not None:
+        _check_one_process(loaded.config)
     _check_addresses(loaded)
     _check_device(loaded)
     for difference in check_resumable(read_config(file), loaded.config):
@@ -194,6 +194,19 @@ def _with_dataset(config: Config, spec: EnvSpec) -> Config:
     from troupe.common.datasets.fitting import fitted
 
     return fitted(config, make_agent(config.agent, spec), Dataset(config.run.offline).steps)
+
+
+def _check_one_process(config: Config) -> None:
+    """Refuse what only the services do."""
+    if config.run.offline:
+        raise ConfigError(
+            "nothing acts when training from a data set: leave out --serial and --deterministic, or --offline"
+        )
+    if config.run.trackers:
+        raise ConfigError(
+            f"runs with --serial and --deterministic send nothing to {', '.join(config.run.trackers)}: add "
+            "--run.trackers '[]', or leave out --serial and --deterministic"
+        )
 
 
 def check_unused(run_dir: Path) -> None:

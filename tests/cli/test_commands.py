@@ -326,6 +326,8 @@ def test_trackers_and_keys_that_are_missing_are_found_before_a_run_directory_is_
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["train", "cartpole-ppo", "--run.trackers", '["mlflow"]']) == 2
     assert "run.trackers has mlflow, which is not installed: pip install" in capsys.readouterr().err
+    assert cli.main(["train", "cartpole-ppo", "--serial", "--run.trackers", '["mlflow"]']) == 2
+    assert "runs with --serial and --deterministic send nothing to mlflow" in capsys.readouterr().err
     assert cli.main(["train", "cartpole-ppo", "--keys", "nowhere"]) == 4
     told = "cannot read the keys in nowhere: No such file or directory (`troupe keys new DIR` makes keys)"
     assert told in capsys.readouterr().err
