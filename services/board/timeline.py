@@ -11,7 +11,7 @@ from typing import Any
 from troupe.common.config import Config
 from troupe.common.config.loading import read_config
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, read_status
+from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, is_locked, read_status
 from troupe.common.runtime.logging import peer_text
 from troupe.common.runtime.metrics import CSV_FILE
 from troupe.services.board.following import Follower
@@ -239,6 +239,8 @@ class Limits:
             return {"verdict": "nothing is known yet: the learner has not begun", "others": []}
         try:
             view = recorded_view(status, self._config(run))
+            if view.steps >= view.total_steps and not is_locked(run / ".lock"):
+                return {"verdict": "complete", "others": []}  # what was said last is no state of it any more
             what, advice = verdict(view)
             others = findings(view) if view.metrics.get("speed/updates_per_s") else []
         except ConfigError as error:

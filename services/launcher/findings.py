@@ -117,6 +117,8 @@ def _state(view: RunView) -> tuple[str, str] | None:
     if view.note:
         return view.note, ""
     items = view.metrics.get("replay/items")
+    if items is None and view.steps and view.actors is None:  # the status of services names who has joined
+        return "acting and learning take turns in one process: nothing waits for anything", ""
     if items is None:
         return STARTING, ""
     # Not only before the first update: a resumed run may have lost its items, and then waits for new ones.

@@ -1,5 +1,6 @@
 """What limits a run is seen in its timeline, and said under it in the words of the panel."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -165,6 +166,16 @@ def test_the_page_asks_for_what_is_new(serve, tmp_path):
     again = board.json(f"runs/{run}/timeline", after=first["version"])
     assert "rows" not in again
     assert again["verdict"] == first["verdict"]
+
+
+def test_of_a_complete_run_there_is_nothing_to_say(tmp_path):
+    run = planted(tmp_path / "run", "limiter")
+    status = read_status(run)
+    write_status(run, status | {"steps": 10**9, "note": "the learner is finishing"})
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert Limits().of(run)["verdict"] == "the learner is finishing"
+    assert Limits().of(run) == {"verdict": "complete", "others": []}
 
 
 def test_a_verdict_on_an_algorithm_of_anybody_imports_nothing_of_it(tmp_path):

@@ -147,6 +147,7 @@ def changed(**metrics):
             "bottleneck: the environment takes 50 ms a step",
             "--actor.env_threads",
         ),
+        (view({"steps": 400, "metrics": {"learner/loss": 0.5}}), "acting and learning take turns", ""),
         (view(cores=1), "bottleneck: CPU (learner 0.6, actors 0.5 of 1 cores", "more cores"),
     ],
 )
