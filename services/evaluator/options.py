@@ -25,6 +25,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         # Other fields would change the agent, and it would no longer be that of the checkpoint.
         if not name.startswith("env."):
             parser.error(f"unrecognized arguments: --{name}")
+    if (limit := fields.get("env.max_episode_frames")) is not None:
+        # An evaluation has a limit of its own, apart from that of training: here it is the one that is meant.
+        fields["evaluator.max_episode_frames"] = limit
     return options, fields
 
 
