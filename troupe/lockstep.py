@@ -152,6 +152,12 @@ class LockstepTraining(SerialTraining):
     def next_span(self) -> None:
         """End a span: save, evaluate, and begin another one with what was saved."""
         reached = self.counters.updates, self.counters.steps
+        if not self.inserts:  # and so it would be in every span
+            raise ConfigError(
+                f"nothing to learn from in {self.config.learner.checkpoint_period_steps} steps: a checkpoint "
+                "drops what slots have begun to collect; begin again with a longer "
+                "--learner.checkpoint_period_steps"
+            )
         self.save()
         self.evaluate()
         self.leave()

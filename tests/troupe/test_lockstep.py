@@ -163,6 +163,13 @@ def test_a_complete_run_stays_as_it_is(tmp_path, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "replay").rglob("*")}
 
 
+@pytest.mark.parametrize("preset", ["cartpole-apex", "cartpole-ppo"])
+def test_checkpoints_too_close_to_collect_anything_between_them_are_refused(tmp_path, preset):
+    config = config_of(preset, **{"learner.checkpoint_period_steps": "7"})
+    with pytest.raises(ConfigError, match="nothing to learn from in 7 steps: a checkpoint drops"):
+        train(config, tmp_path / "run", StopSignal())
+
+
 def test_what_cannot_be_repeated_is_refused_or_left_out():
     config = config_of("cartpole-ppo", **{"agent.compute_dtype": "auto", "learner.torch_threads": "2"})
     repeated = repeatable_config(config)
