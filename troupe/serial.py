@@ -318,6 +318,11 @@ class SerialTraining:
         self.metrics.add(
             source, metrics, steps=counters.steps, frames=counters.frames, updates=counters.updates
         )
+        self.write_status()
+
+    def write_status(self) -> None:
+        """Say in status.json how far the run is."""
+        counters = self.counters
         status = {"steps": counters.steps, "frames": counters.frames, "updates": counters.updates}
         more = {"total_steps": self.config.run.total_steps, "wall_s": self.metrics.wall_s}
         heard = {
@@ -333,6 +338,7 @@ class SerialTraining:
 
     def close(self) -> None:
         """Close what is open."""
+        self.write_status()  # the last row may be from before the last steps
         self.checkpoints.wait()
         self.metrics.close()
         self.replay.close()

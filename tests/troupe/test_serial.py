@@ -54,6 +54,13 @@ def test_it_learns_and_what_it_leaves_is_a_run(tmp_path, capsys, preset, more):
     assert "done" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("mode", ["--serial", "--deterministic"])
+def test_the_status_has_the_last_steps_also_where_no_episode_ended_in_them(tmp_path, mode):
+    words = ["train", "pendulum-ppo", mode, "--run-dir", str(tmp_path), "--evaluator.enabled", "false"]
+    assert cli.main([*words, "--actor.processes", "1", "--actor.slots", "2", "--total-steps", "100"]) == 0
+    assert read_status(tmp_path)["steps"] == load_newest(tmp_path / "checkpoints").meta["steps"] == 100
+
+
 def test_a_run_of_one_seed_repeats_itself(tmp_path):
     fields = {"run.total_steps": "3000", "replay.min_items": "200", "evaluator.enabled": "false"}
     config = load_config("cartpole-apex", None, fields)
