@@ -352,13 +352,14 @@ def packed(leaves: Sequence[Leaf], nest: Any, scales: Sequence[float | None] = (
         value = nest
         for key in leaf.path:
             value = value[key]
-        value = np.asarray(value)
-        if scale is not None:
-            value = np.rint(np.clip(value * scale, 0, 255))
-        elif value.dtype.kind == "f" and np.dtype(leaf.dtype).kind != "f":
-            pixels = ": pixels from 0 to 255" if leaf.picture else ""
-            raise TypeError(f"{value.dtype} instead of {leaf.dtype}{pixels} at {list(leaf.path)}")
-        with np.errstate(over="ignore"):  # it becomes infinite, which is looked for where it comes from
+        value, kind = np.asarray(value), np.dtype(leaf.dtype).kind
+        # What becomes infinite is looked for where it comes from.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if scale is not None:
+                value = np.rint(np.clip(value * scale, 0, 255))
+            elif value.dtype.kind == "f" and kind != "f" and (leaf.picture or (value % 1).any()):
+                pixels = ": pixels from 0 to 255" if leaf.picture else ""
+                raise TypeError(f"{value.dtype} instead of {leaf.dtype}{pixels} at {list(leaf.path)}")
             array = np.ascontiguousarray(value, leaf.dtype)
         if array.size != leaf.size:
             raise ValueError(f"{list(array.shape)} instead of {list(leaf.shape)} at {list(leaf.path)}")

@@ -12,11 +12,11 @@ from troupe.common.agents import Act, Agent, Inputs
 from troupe.common.config import Config
 from troupe.common.envs import EnvSpec
 from troupe.common.envs.base import clip_rewards
-from troupe.common.envs.returned import BadReturn, check_finite
+from troupe.common.envs.returned import BadReturn, check_finite, check_parts
 from troupe.common.errors import ConfigError
 from troupe.common.policies import agent_of, config_of, spec_of
 from troupe.common.runtime.checkpoint import Checkpoint, open_checkpoint
-from troupe.common.spaces import packed, unpacked
+from troupe.common.spaces import packed
 
 
 def load(
@@ -173,12 +173,12 @@ class Policy:
             raise ConfigError("a batch of no observations")
         with np.errstate(over="ignore"):  # it becomes infinite, which is looked for
             array = np.array(array, dtype)  # a copy: callers may write into theirs
-        rows = array.reshape(-1, *spec.obs_shape) if spec.obs_leaves else ()
         try:
-            check_finite(array)
-            for row in rows:
-                for leaf, part in zip(spec.obs_leaves, unpacked(spec.obs_leaves, row), strict=True):
-                    check_finite(part, leaf.path)
+            if not spec.obs_leaves:
+                check_finite(array)
+            else:
+                for row in array.reshape(-1, *spec.obs_shape):
+                    check_parts(spec.obs_leaves, row)
         except BadReturn as error:  # as in training, where such an episode is discarded
             raise ConfigError(f"{spec.id} {error}") from None
         return array

@@ -17,10 +17,10 @@ import numpy as np
 from troupe.common.envs.base import EnvSpec
 from troupe.common.envs.gymnasium_spaces import action_spec, observation_leaves, picture_scales, stored_dtype
 from troupe.common.envs.pictures import FrameProcessor, Layout, layout_of, push_frame
-from troupe.common.envs.returned import as_announced, check_finite, check_observation
+from troupe.common.envs.returned import as_announced, check_finite, check_observation, check_parts
 from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
-from troupe.common.spaces import Leaf, packed, unpacked
+from troupe.common.spaces import Leaf, packed
 
 if TYPE_CHECKING:
     from troupe.common.config.env_section import EnvConfig
@@ -77,8 +77,7 @@ class View:
             if scale is not None:  # of pixels nothing would be left to see afterwards
                 check_finite(np.asarray(functools.reduce(operator.getitem, leaf.path, raw)), leaf.path)
         row = packed(leaves, raw, self._scales)
-        for leaf, array in zip(leaves, unpacked(leaves, row), strict=True):
-            check_finite(array, leaf.path)
+        check_parts(leaves, row)
         return row
 
 

@@ -7,11 +7,13 @@ error. What is refused counts as a failure of the environment, as an exception w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from troupe.common.data.schema import LARGEST_FLOAT
+from troupe.common.spaces import Leaf, unpacked
 
 _TOO_LARGE = f", beyond {LARGEST_FLOAT:.0e}, which cannot be learned from: scale it in the environment"
 OLD_INTERFACE = "Gym's old interface is understood where env.id begins with old_gym:"
@@ -111,6 +113,12 @@ def check_finite(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> None:
     """Raise BadReturn where a float observation, or its part at `path`, holds what `not_finite` looks for."""
     if not_finite(obs[None]):
         raise finite_error(obs, path)
+
+
+def check_parts(leaves: Sequence[Leaf], row: np.ndarray) -> None:
+    """`check_finite` of each part of an observation in one row, as `packed` makes it."""
+    for leaf, part in zip(leaves, unpacked(leaves, row), strict=True):
+        check_finite(part, leaf.path)
 
 
 def finite_error(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> BadReturn:

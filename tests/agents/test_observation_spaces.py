@@ -56,6 +56,18 @@ def test_every_part_keeps_its_dtype_and_comes_back():
     np.testing.assert_array_equal(found["pair", 1], sample["pair"][1])
 
 
+def test_floats_stand_for_whole_numbers_where_they_are_whole():
+    """Gymnasium's MultiBinary contains 0.0 and 1.0, and environments return them."""
+    leaves, sample = observation_leaves(SHOWN), SHOWN.sample()
+    number, bits = sample["pair"]
+    np.testing.assert_array_equal(
+        packed(leaves, {**sample, "pair": (number, bits.astype(float))}), packed(leaves, sample)
+    )
+    for wrong in (0.5, np.nan, np.inf):
+        with pytest.raises(TypeError, match=r"float64 instead of int8 at \['pair', 1\]"):
+            packed(leaves, {**sample, "pair": (number, np.full(bits.shape, wrong))})
+
+
 @pytest.mark.parametrize("axes", ["hw", "hwc", "chw"])
 def test_the_network_sees_each_part_as_numbers(axes):
     picture = {"hw": (33, 40), "hwc": (33, 40, 3), "chw": (3, 33, 40)}[axes]
