@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +29,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.files import (
-    CONFIG_FILE,
-    SERIAL_FOLDER,
-    atomic_write,
-    write_status,
-)
+from troupe.common.runtime.files import CONFIG_FILE, SERIAL_FOLDER, atomic_write, write_status
 from troupe.common.runtime.metrics import MetricsWriter
 from troupe.common.stats.played import levels_missed
 from troupe.common.wire.replay.codec import (
@@ -104,9 +98,8 @@ class SerialTraining:
         self.usable = UsableItems(self.agent, self.tell_priorities)
         self.chooser = Chooser(config, self.agent)
         self.counters = RunCounters(spec.frames_per_step, budget)
-        self.checkpoints = RunCheckpoints(
-            config, self.run_dir / "checkpoints", self.agent, spec, self.counters, self.check_weights
-        )
+        folder = self.run_dir / "checkpoints"
+        self.checkpoints = RunCheckpoints(config, folder, self.agent, spec, self.counters)
         self.checkpoints.begin_run(resume=resume)
 
     def begin_acting(self, seed: int) -> None:
@@ -230,7 +223,7 @@ class SerialTraining:
             )
         ).settled()
         # At once: where they had acted or been stored first, environment or replay would be blamed.
-        self.check_weights(self.agent.params())
+        check_weights(self.agent.params(), counters.updates)
         priorities = {} if update.priorities is None else {"priorities": float(np.sum(update.priorities))}
         check_metrics(update.metrics | priorities, counters.updates)
         counters.learned_steps += self.mixture.learned_steps(batch, usable)
@@ -238,10 +231,6 @@ class SerialTraining:
             self.tell_priorities(usable.part(batch), update.priorities)
         if update.metrics:
             self.write("learner", update.metrics)
-
-    def check_weights(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Refuse what is not finite."""
-        check_weights(arrays, self.counters.updates)
 
     def tell_priorities(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
         """Give the tables that keep their items new priorities `[B]` of a batch."""

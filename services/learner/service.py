@@ -8,7 +8,6 @@ import queue
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import torch
 import zmq
 
@@ -113,9 +112,7 @@ class Learner:
         frames_per_step = 1 if config.run.offline else self.spec.frames_per_step
         self.counters = RunCounters(frames_per_step, StepBudget(config.run.total_steps))
         directory = run_dir / "checkpoints"
-        self.checkpoints = RunCheckpoints(
-            config, directory, self.agent, self.spec, self.counters, self._check_weights
-        )
+        self.checkpoints = RunCheckpoints(config, directory, self.agent, self.spec, self.counters)
         # Before any socket: a run that cannot go on says so without a service having joined it.
         self.checkpoints.begin_run(resume=resume)
         self._linger_s = linger_s if self._complete() else 0.0
@@ -323,14 +320,10 @@ class Learner:
         if self._histograms.due(self.counters.updates):
             self.reporter.look(*self._histograms.take(usable.fields))
 
-    def _check_weights(self, arrays: dict[str, np.ndarray]) -> None:
-        """Before they reach actors or the disk."""
-        check_weights(arrays, self.counters.updates)
-
     def _publish(self) -> None:
         with self._spent.publish():
             params = self.agent.params()
-            self._check_weights(params)
+            check_weights(params, self.counters.updates)
             self.counters.version += 1
             self.control.set_state(updates=self.counters.updates)
             self.control.publish(self.counters.version, params)

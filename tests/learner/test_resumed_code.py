@@ -17,7 +17,7 @@ def checkpoints(directory):
     config: Config = load_config(preset="cartpole-ppo")
     spec = make_spec(config.env)
     agent = make_agent(config.agent, spec, seed=0)
-    return RunCheckpoints(config, directory, agent, spec, RunCounters(1, StepBudget()), lambda _: None), agent
+    return RunCheckpoints(config, directory, agent, spec, RunCounters(1, StepBudget())), agent
 
 
 def told(caplog):

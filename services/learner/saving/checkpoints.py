@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from troupe.common import installation, system
 from troupe.common.agents import Agent
@@ -19,6 +16,7 @@ from troupe.common.errors import CheckpointError
 from troupe.common.runtime import Deadline
 from troupe.common.runtime.checkpoint import CheckpointWriter, begin_from, load_newest
 from troupe.services.learner.saving.counters import RunCounters
+from troupe.services.learner.saving.finite import check_weights
 from troupe.services.learner.saving.kept import Archive
 
 _log = logging.getLogger(__name__)
@@ -43,7 +41,6 @@ class RunCheckpoints:
         agent: Agent,
         spec: EnvSpec,
         counters: RunCounters,
-        check: Callable[[dict[str, np.ndarray]], None],
     ) -> None:
         """Save this agent and these counters.
 
@@ -53,13 +50,11 @@ class RunCheckpoints:
             agent: what learns.
             spec: of its environment.
             counters: how far the run is.
-            check: is given the arrays of every checkpoint, and raises where they must not be saved.
         """
         self.run_id = f"{system.random.getrandbits(64):016x}"
         self.lockstep: dict[str, Any] = {}
         self._config, self._directory = config, directory
         self._agent, self._spec, self._counters = agent, spec, counters
-        self._check = check
         self._writer = CheckpointWriter(directory, keep=config.learner.keep_checkpoints)
         self._archive = Archive(directory, config.learner.archive_period_s)
         self._saved: tuple[int, int] | None = None
@@ -130,7 +125,7 @@ class RunCheckpoints:
             return
         arrays, self._agent_meta = self._agent.state()
         # The copy is checked, not the live weights: what is written is what was looked at.
-        self._check(arrays)
+        check_weights(arrays, reached[1])
 
         def written(path: Path) -> None:
             self._saved = reached
