@@ -51,6 +51,24 @@ def test_a_file_of_the_user_s_that_hides_a_package_is_named(tmp_path, package):
     assert line.endswith(f"; {tmp_path / package}.py hides the package {package}: rename it")
 
 
+def test_an_import_that_fails_otherwise_ends_with_a_line_too_but_not_in_another_s_program(tmp_path):
+    (tmp_path / "zmq.py").write_text("raise ValueError('mine')")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("import troupe")
+    (tmp_path / "mine" / "train.py").write_text("import zmq")
+    path = f"{Path(__file__).parents[1]}:{tmp_path}"
+
+    def last_line(module):
+        words = [sys.executable, "-P", "-m", module]
+        run = subprocess.run(
+            words, capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": path}
+        )
+        return run.stderr.splitlines()[-1]
+
+    assert last_line("troupe.services.actor") == "troupe: error: ValueError: mine (zmq.py:1)"
+    assert last_line("mine.train") == "ValueError: mine"
+
+
 def test_so_it_is_where_only_a_name_is_missed(monkeypatch):
     mine = ModuleType("psutil")
     monkeypatch.setitem(sys.modules, "psutil", mine)

@@ -92,12 +92,18 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     from troupe.common.errors import OWN_ERROR, defect_line
 
     sys.__excepthook__(kind, error, trace)
-    if isinstance(error, ImportError | AttributeError):
+    if isinstance(error, Exception):
         print(f"{OWN_ERROR} {defect_line(error)}", file=sys.stderr)
 
 
-# Only in processes of Troupe's own: a program that imports this package keeps its path.
-if sys.argv[:1] == ["-m"] or [os.path.basename(word) for word in sys.argv[:1]] == ["troupe"]:
+def _is_own_process() -> bool:
+    """Whether this is `troupe` or `python -m troupe...`: other programs keep their path and their hook."""
+    if sys.argv[:1] == ["-m"]:  # as long as Python looks for the module
+        return sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == "troupe"
+    return [os.path.basename(word) for word in sys.argv[:1]] == ["troupe"]
+
+
+if _is_own_process():
     _standard_library_first()
     sys.excepthook = _tell
 
