@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import sys
@@ -13,6 +14,8 @@ from types import ModuleType
 
 OWN_ERROR = "troupe: error:"
 """How the line begins in which a program of ours says why it ends: those that started it look for it."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says where the disk, or what one may use of it, is full."""
 _PYTHONS_OWN = (sysconfig.get_path("stdlib"), "<frozen ")
 """Where the files of Python's library are, and how those begin that have none."""
 _DEFECT = re.compile(r"(\w+)(?:: .*)?( \([^()]+:\d+\))")

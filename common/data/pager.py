@@ -15,11 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupe.common import system
-from troupe.common.errors import ConfigError
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says where the disk, or what one may use of it, is full."""
-
+from troupe.common.errors import DISK_FULL, ConfigError
 
 PAGE_BYTES = 4096
 SYNCS = 8
@@ -32,7 +28,7 @@ class DiskFullError(ConfigError):
 
 def file_error(what: str, error: OSError) -> ConfigError:
     """The error for people that `error` is, where it prevented `what`."""
-    if error.errno in FULL:
+    if error.errno in DISK_FULL:
         return DiskFullError(f"the disk is full: {what}")
     return ConfigError(f"{what}: {error.strerror}")
 

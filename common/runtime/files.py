@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from troupe.common import system, timing
-from troupe.common.errors import ConfigError
+from troupe.common.errors import DISK_FULL, ConfigError
 
 STATUS_FILE = "status.json"
 CONFIG_FILE = "config.toml"
@@ -42,7 +42,7 @@ _STATUS_KINDS: dict[str, Any] = {
 _LOOK_S = 0.1
 # An empty file can be made on a full disk.
 _PROBE_BYTES = 1 << 16
-_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+_FULL = tuple(map(os.strerror, DISK_FULL))
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")
 
 
@@ -144,13 +144,16 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """`atomic_write` a file that a command was asked for.
+    """`atomic_write` a file that a command was asked for, through links; a pipe or a device is written to.
 
     Raises:
         ConfigError: it cannot be written, with one line that says why.
     """
     try:
-        atomic_write(path, data)
+        if path.exists() and not path.is_file():  # such as /dev/stdout, which must not be replaced
+            path.write_bytes(data)
+        else:
+            atomic_write(Path(os.path.realpath(path)), data)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 

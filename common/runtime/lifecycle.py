@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from troupe.common import system
-from troupe.common.errors import OWN_ERROR, ConfigError, TroupeError, defect_line
+from troupe.common.errors import DISK_FULL, OWN_ERROR, ConfigError, TroupeError, defect_line
 from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
 from troupe.common.polling import readable
@@ -215,7 +215,7 @@ def _exit_code(body: Callable[[], int | None]) -> int:
             _log.info("out of memory", exc_info=error)
             _say(_NO_MEMORY)
             return INTERNAL_ERROR  # not a mistake of the configuration: a supervisor may try again
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             _log.info("the disk is full", exc_info=error)
             what = f" {error.filename}" if error.filename else ""  # not known of a file that is open
             _say(f"cannot write{what}: {error.strerror}; make room")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 import termios
@@ -17,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from troupe.common.errors import DISK_FULL
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.curves import drawable, sparkline
@@ -33,7 +33,7 @@ def lost_terminal_tolerated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL:
             return  # later lines may find room
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):  # replaced for good: what is buffered would fail again when the process ends

@@ -1,10 +1,26 @@
 """Directories that are made whole or not at all."""
 
+import os
 from contextlib import ExitStack
 
 import pytest
 
-from troupe.common.runtime.files import made_whole
+from troupe.common.runtime.files import made_whole, write_output
+
+
+def test_an_output_goes_through_a_link_and_into_a_pipe(tmp_path):
+    """`/dev/stdout` is both, and in a container anybody may replace it."""
+    link, pipe, target = tmp_path / "link", tmp_path / "pipe", tmp_path / "elsewhere" / "report.csv"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    for data in (b"new", b"newer"):
+        write_output(link, data)
+        assert (link.is_symlink(), target.read_bytes()) == (True, data)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    write_output(pipe, b"data")
+    assert (os.read(reader, 100), pipe.is_fifo()) == (b"data", True)
+    os.close(reader)
 
 
 def test_a_directory_that_fails_leaves_nothing(tmp_path):

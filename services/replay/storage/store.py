@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from troupe.common import system
 from troupe.common.data.columns import Column, Lane, Payload, damaged_chunks, make_column
 from troupe.common.data.format import HEADER_FILE, RECORDS_FILE, fence, record_dtype, record_sums
-from troupe.common.data.pager import FULL, FilePager
+from troupe.common.data.pager import FilePager
 from troupe.common.data.schema import FieldSpec
+from troupe.common.errors import DISK_FULL
 from troupe.services.replay.storage.header import Header
 from troupe.services.replay.storage.salvage import rows_written, whole_chunks
 from troupe.services.replay.storage.space import Space
@@ -226,7 +227,7 @@ class ChunkStore:
                 for file in lane.files:
                     file.reserve(reserved, target)
             except OSError as error:
-                if error.errno not in FULL:
+                if error.errno not in DISK_FULL:
                     raise
             else:
                 self._reserved[i] = target
