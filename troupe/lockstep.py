@@ -253,7 +253,8 @@ class LockstepTraining(SerialTraining):
                 f"the run was already complete at {self.counters.steps:,} steps; to continue, raise "
                 "run.total_steps"
             )
-            self.close()
+            self.abandon()  # unlike `close` without a status, which would say less than the run's last one
+            shutil.rmtree(self.folder, ignore_errors=True)
             return
         while not self.ends():
             self.round()

@@ -157,10 +157,12 @@ def test_what_was_stopped_leaves_the_checkpoint_that_it_goes_on_from(tmp_path):
 def test_a_complete_run_stays_as_it_is(tmp_path, capsys):
     config = config_of("cartpole-ppo")
     train(config, tmp_path / "run", StopSignal())
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "replay").rglob("*")}
+    kept = [tmp_path / "run" / "status.json", *(tmp_path / "run" / "replay").rglob("*")]
+    before = [path.stat().st_mtime_ns for path in kept]
     train(config, tmp_path / "run", StopSignal(), resume=True)
     assert "the run was already complete at 240 steps" in capsys.readouterr().out
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "replay").rglob("*")}
+    assert before == [path.stat().st_mtime_ns for path in kept]
+    assert not (tmp_path / "run" / "serial-replay").exists()
 
 
 @pytest.mark.parametrize("preset", ["cartpole-apex", "cartpole-ppo"])
