@@ -25,7 +25,7 @@ from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import Chunk, stored_as
 from troupe.common.envs import VectorEnv, make_spec, make_vector, means_told
 from troupe.common.envs.base import EnvError
-from troupe.common.errors import ConfigError
+from troupe.common.errors import ConfigError, sameness
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import StopSignal
@@ -76,7 +76,7 @@ class SerialTraining:
         self.inserts = self.sampled = 0
         self.failures = self.episodes = 0
         self.last_failure = self.unevaluated = ""
-        self.told_causes: set[str] = set()
+        self.told_causes: set[object] = set()
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         run_dir.mkdir(parents=True, exist_ok=True)
         atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
@@ -152,8 +152,10 @@ class SerialTraining:
             failure = self.env.failures.popleft()
             self.failures += 1
             self.last_failure = str(failure)
-            if failure.cause not in self.told_causes:
-                self.told_causes.add(failure.cause)
+            # An error by its line: what it says may be another number each time.
+            cause = sameness(failure.cause.removeprefix("raised "))
+            if cause not in self.told_causes:
+                self.told_causes.add(cause)
                 self.say(f"{failure}; such episodes are discarded")
 
     def insert(self, chunk: Chunk) -> None:
@@ -260,9 +262,9 @@ class SerialTraining:
         row = self.training.row()
         told |= self.rollout.timing.opponents()
         self.write("actor-0", row | told | {"actor/env_restarts_total": float(self.env.restarts_total)})
-        updates = self.counters.updates
+        updates, failures = self.counters.updates, self.failures
         done = f"{self.counters.steps:,} steps, {updates:,} update{'s'[: updates != 1]}"
-        failed = f", {self.failures:,} episodes failed" if self.failures else ""
+        failed = f", {failures:,} episode{'s'[: failures != 1]} failed" if failures else ""
         self.say(f"{done}, return {row['train/episode_return']:.2f}{failed}")
 
     def evaluate(self) -> None:

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import troupe.services.__main__ as cli
 from tests.harness import leave, until
 from tests.learner.batches.mixed import AGAIN, FRESH, make_config, unroll
 from troupe.common.config import load_config
+from troupe.common.envs.base import Failure
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import load_checkpoint, load_newest
@@ -107,6 +110,19 @@ def test_failures_of_an_environment_are_told_and_counted(tmp_path, capsys):
     *_, last = re.findall(r"2,\d\d\d steps, .*, ([0-9]+) episodes failed\n", out)
     counted = float(rows(tmp_path / "run")["actor/env_restarts_total"]["value"])
     assert 5 <= counted <= int(last)
+
+
+def test_an_error_that_says_something_else_each_time_is_told_once():
+    causes = [f"raised ValueError: {number} is too fast (maze.py:7)" for number in range(3)]
+    causes += ["raised ValueError: 0 is too fast (maze.py:8)", "returned the reward nan"]
+    failures = deque(Failure("maze:Maze", cause, slot=0, step=1) for cause in causes)
+    said: list[str] = []
+    training = SimpleNamespace(
+        env=SimpleNamespace(failures=failures), failures=0, told_causes=set(), say=said.append
+    )
+    SerialTraining.tell_failures(training)
+    assert (len(said), training.failures) == (3, 5)
+    assert training.last_failure.startswith("maze:Maze returned the reward nan at step 1")
 
 
 def test_a_full_disk_is_told_and_the_end_of_the_run_is_not_lost_without_a_word(disk, capsys, monkeypatch):
