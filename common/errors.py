@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
 import sys
@@ -119,9 +120,11 @@ def _hidden(error: BaseException) -> str:
     if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
         name = error.obj.__name__
     top = (name or "").partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None)
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
     installed = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
-    if not file or file.startswith(tuple(installed)) or not PathFinder.find_spec(top, installed):
+    spec = PathFinder.find_spec(top, installed) if file else None
+    # PYTHONPATH may name the folder of the packages itself, and through a link.
+    if spec is None or os.path.realpath(spec.origin or "") == os.path.realpath(file):
         return ""
     return f"; {file} hides the package {top}: rename it"
 

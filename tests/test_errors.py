@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 from troupe.common.errors import defect_line, sameness
@@ -77,3 +78,9 @@ def test_so_it_is_where_only_a_name_is_missed(monkeypatch):
     assert "; /home/me/psutil.py hides the package psutil: rename it (" in line_of(
         lambda: mine.virtual_memory
     )
+
+
+def test_a_package_that_python_has_found_through_a_link_hides_nothing(monkeypatch, tmp_path):
+    (tmp_path / "link").symlink_to(Path(psutil.__file__).parents[1])
+    monkeypatch.setattr(psutil, "__file__", str(tmp_path / "link" / "psutil" / "__init__.py"))
+    assert "hides" not in line_of(lambda: psutil.nothing)
