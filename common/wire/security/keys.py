@@ -139,14 +139,18 @@ def make_keys(directory: str | Path) -> list[Path]:
     unfinished = folder / _UNFINISHED
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_keys(folder, [ALLOWED_FILE])
-        was_left = unfinished.exists()
+        try:
+            _refuse_keys(folder, files)
+        except ConfigError:
+            # Looked for last: it is there before the first key, until after the last one. Without it the keys
+            # are somebody's, and nothing may say of them that they were left half-way.
+            if not unfinished.exists():
+                raise
         refusal = f"another process is making keys in {folder}; choose another directory"
         with lock_file(unfinished, refusal, wait_s=_OTHERS_S):
             try:
-                _refuse_keys(folder, [ALLOWED_FILE] if was_left else files)
-                if was_left:
-                    _remove(folder, files)
+                _refuse_keys(folder, [ALLOWED_FILE])
+                _remove(folder, files)  # of a process that was killed
                 _write_all(folder, files)
             finally:
                 _remove(folder, [_UNFINISHED])

@@ -101,6 +101,18 @@ def test_what_another_process_makes_is_left_alone(tmp_path, monkeypatch):
     assert (tmp_path / "learner.secret").read_text() == "its own"
 
 
+def test_who_refuses_somebody_s_keys_does_not_mark_them_as_left_half_way(tmp_path, monkeypatch):
+    """Of two processes at once the other one would replace them."""
+
+    def lock(path, refusal, **options):
+        raise AssertionError("it is made with the lock")
+
+    monkeypatch.setattr("troupe.common.wire.security.keys.lock_file", lock)
+    (tmp_path / "actor.secret").write_text("of this machine alone")
+    with pytest.raises(ConfigError, match=r"holds keys already \(actor\.secret\)"):
+        make_keys(tmp_path)
+
+
 def test_keys_that_another_process_is_making_are_waited_for(tmp_path):
     with futures.ThreadPoolExecutor(1) as thread, lock_file(tmp_path / ".unfinished", "held"):
         second = thread.submit(make_keys, tmp_path)
