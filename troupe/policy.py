@@ -111,7 +111,7 @@ class Policy:
             One action: an int, an array, or a nest of them. For a batch an array `[S, ...]`, or a list.
 
         Raises:
-            ConfigError: shape, type, number or reward is not what the policy needs, or is no finite number.
+            ConfigError: shape, type, number or reward is not what the policy needs, or not finite.
         """
         array = self._checked(obs)
         single = array.ndim == len(self.spec.obs_shape)
@@ -136,11 +136,12 @@ class Policy:
                     "an episode begins"
                 )
             reward = 0.0
-        rewards = np.asarray(reward, np.float32)
+        with np.errstate(over="ignore"):  # as in `_checked`
+            rewards = np.asarray(reward, np.float32)
         if rewards.shape not in ((), (size,)):
             raise ConfigError(f"{size} observations with rewards {list(rewards.shape)}")
         if not np.isfinite(rewards).all():
-            raise ConfigError(f"a reward is no finite number: {reward}")
+            raise ConfigError(f"a reward is not finite: {reward}")
         rewards = rewards + np.zeros(size, np.float32)
         inputs, act = self._last
         return inputs.after(act, batch, clip_rewards(rewards, self.config.env.reward_clip), self._ended)
@@ -171,7 +172,7 @@ class Policy:
             )
         if not shape[0] and shape != spec.obs_shape:
             raise ConfigError("a batch of no observations")
-        with np.errstate(over="ignore"):  # it becomes infinite, which is looked for
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, which is looked for
             array = np.array(array, dtype)  # a copy: callers may write into theirs
         try:
             if not spec.obs_leaves:

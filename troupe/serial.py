@@ -309,9 +309,9 @@ class SerialTraining:
         self.metrics.add(
             source, metrics, steps=counters.steps, frames=counters.frames, updates=counters.updates
         )
-        self.write_status()
+        self.record_status()
 
-    def write_status(self) -> None:
+    def record_status(self) -> None:
         """Say in status.json how far the run is."""
         counters = self.counters
         status = {"steps": counters.steps, "frames": counters.frames, "updates": counters.updates}
@@ -329,7 +329,7 @@ class SerialTraining:
 
     def close(self) -> None:
         """Close what is open."""
-        self.write_status()  # the last row may be from before the last steps
+        self.record_status()  # the last row may be from before the last steps
         self.checkpoints.wait()
         self.metrics.close()
         self.replay.close()
