@@ -76,12 +76,13 @@ def test_what_a_step_must_not_return_discards_the_episode_of_that_copy(
 
 
 def test_where_ctrl_c_raises_nothing_the_environment_did() -> None:
-    env = make(how="interrupt", at=1, copy=1)
-    env.reset()
-    with pytest.raises(KeyboardInterrupt):
-        env.step(np.zeros(3, np.int64))
-    former = signal.signal(signal.SIGINT, lambda *_: None)  # a service's
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        env = make(how="interrupt", at=1, copy=1)
+        env.reset()
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.zeros(3, np.int64))
+        signal.signal(signal.SIGINT, lambda *_: None)  # a service's
         env = make(how="interrupt", at=1, copy=1)
         env.reset()
         assert env.step(np.zeros(3, np.int64)).discarded == [1]

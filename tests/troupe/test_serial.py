@@ -136,7 +136,7 @@ def test_a_full_disk_is_told_and_the_end_of_the_run_is_not_lost_without_a_word(d
     words = ["train", "cartpole-ppo", "--serial", "--evaluator.enabled", "false", "--total-steps", "6000"]
     assert cli.main([*words, "--run-dir", str(disk / "run"), *QUICK]) == 5
     out, err = capsys.readouterr()
-    assert "6,000 steps" in out or "6,016 steps" in out
+    assert re.search(r"^(5,9|6,0)\d\d steps", out, re.MULTILINE)  # no episode may end in the last steps
     assert "troupe: cannot write the status into" in err
     assert err.splitlines()[-1].startswith("troupe: error: the last checkpoint could not be written into")
     assert "Traceback" not in err
