@@ -253,8 +253,7 @@ class LockstepTraining(SerialTraining):
                 f"the run was already complete at {self.counters.steps:,} steps; to continue, raise "
                 "run.total_steps"
             )
-            self.abandon()  # unlike `close` without a status, which would say less than the run's last one
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.release()  # with the status that the run left: one of now would say less
             return
         while not self.ends():
             self.round()

@@ -328,8 +328,12 @@ class SerialTraining:
             )
 
     def close(self) -> None:
+        """Say how far the run has come, as the last row may be older than the last steps, and `release`."""
+        self.record_status()
+        self.release()
+
+    def release(self) -> None:
         """Close what is open."""
-        self.record_status()  # the last row may be from before the last steps
         self.checkpoints.wait()
         self.metrics.close()
         self.replay.close()
