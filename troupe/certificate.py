@@ -47,10 +47,12 @@ class Certificate:
     Attributes:
         made_with: versions, processor and settings, by name; see `circumstances`.
         weights: by update, ascending.
+        changed: fields of the configuration that had another value before the run was resumed.
     """
 
     made_with: dict[str, Any]
     weights: dict[int, Weights] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
 
     def add(self, update: int, steps: int, params: Mapping[str, np.ndarray]) -> Weights:
         """Hash the weights after an update."""
@@ -68,7 +70,8 @@ class Certificate:
             json.dumps({"update": each.update, "steps": each.steps, "sha256": each.tensors})
             for each in self.weights.values()
         ]
-        head = f'{{"format": {FORMAT},\n"made_with": {json.dumps(self.made_with, indent=1)},\n"weights": [\n'
+        head = f'{{"format": {FORMAT},\n"made_with": {json.dumps(self.made_with, indent=1)},\n'
+        head += f'"changed": {json.dumps(self.changed)},\n"weights": [\n'
         try:
             atomic_write(run_dir / CERTIFICATE_FILE, (head + ",\n".join(lines) + "\n]}\n").encode())
         except OSError as error:
@@ -100,7 +103,8 @@ class Certificate:
             if any(later <= former for former, later in itertools.pairwise(updates)):
                 raise ValueError("its updates do not ascend from 1")
             made_with = {str(name): _told(value) for name, value in found["made_with"].items()}
-            return cls(made_with, {each.update: each for each in weights})
+            changed = [peer_text(str(each)) for each in found.get("changed", [])]
+            return cls(made_with, {each.update: each for each in weights}, changed)
         except FileNotFoundError:
             raise ConfigError(
                 f"{run_dir} has no {CERTIFICATE_FILE}: only runs of `troupe train --deterministic` have one"

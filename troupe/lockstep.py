@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from troupe.certificate import Certificate, Weights, circumstances, differences
-from troupe.common.config import Config
+from troupe.common.config import Config, check_resumable, read_config
 from troupe.common.data.inserts import SERIAL
 from troupe.common.envs import VectorEnv, make_vector
 from troupe.common.envs.base import split_slots
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import newest_first, steps_of
-from troupe.common.runtime.files import hold_run_dir
+from troupe.common.runtime.files import CONFIG_FILE, hold_run_dir
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.joined import JoinedVector
 from troupe.serial import SerialTraining
@@ -113,15 +113,32 @@ class LockstepTraining(SerialTraining):
             try:
                 self.certificate = Certificate.read(self.run_dir)
             except ConfigError:
-                self.say(f"{self.run_dir} has lost its certificate: another one begins here")
+                self.say(f"{self.run_dir} has lost its certificate: another one begins with the next update")
             self.certificate.cut(self.counters.updates)
             for line in differences(self.certificate.made_with, here.made_with):
                 self.say(f"different from when the run began: {line}")
         else:
+            self.write_config()
             self.begin_learning(_budget(self.config), resume=False)
             self.save_learning(copy="", inserted_items=0)
             self.begin_learning(_budget(self.config), resume=True)
         self.begin_span()
+        if self.resume and not self.is_complete:  # with nothing left that may refuse the new configuration
+            self.change_config()
+
+    def change_config(self) -> None:
+        """Write the configuration that a resumed run goes on with, and into the certificate what changed."""
+        former = read_config(self.run_dir / CONFIG_FILE)
+        changed = [each.path for each in check_resumable(former, self.config)]
+        if changed:
+            self.certificate.changed = list(dict.fromkeys([*self.certificate.changed, *changed]))
+            self.certificate.write(self.run_dir)
+        self.write_config()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has made all of its steps."""
+        return self.counters.steps >= self.config.run.total_steps
 
     def begin_span(self) -> None:
         """Go on from the checkpoint that has just been loaded."""
@@ -248,7 +265,7 @@ class LockstepTraining(SerialTraining):
 
     def run(self) -> None:
         """The main loop."""
-        if self.counters.steps >= self.config.run.total_steps:
+        if self.is_complete:
             self.say(
                 f"the run was already complete at {self.counters.steps:,} steps; to continue, raise "
                 "run.total_steps"

@@ -79,7 +79,6 @@ class SerialTraining:
         self.told_causes: set[object] = set()
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         run_dir.mkdir(parents=True, exist_ok=True)
-        atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
         self.begin()
         self.metrics = MetricsWriter(run_dir, resumed_steps=self.counters.steps or None)
         self.training = TrainingReturns(config.env.id, self.spec.tasks)
@@ -87,8 +86,13 @@ class SerialTraining:
 
     def begin(self) -> None:
         """Make what learns, and then what acts."""
+        self.write_config()
         self.begin_learning(StepBudget(self.config.run.total_steps), resume=False)
         self.begin_acting(self.config.run.seed)
+
+    def write_config(self) -> None:
+        """Write the configuration into the run."""
+        atomic_write(self.run_dir / CONFIG_FILE, to_toml(self.config).encode())
 
     def begin_learning(self, budget: StepBudget, *, resume: bool) -> None:
         """Make the network and the counters: new ones, or as the newest checkpoint has them."""

@@ -41,6 +41,8 @@ def verify(run_dir: Path, stop: StopSignal, *, seconds: float | None = None) -> 
     with repeatable(), tempfile.TemporaryDirectory(prefix=temporary_prefix()) as folder:
         for line in differences(certificate.made_with, circumstances()):
             print(f"different from when it was made: {line}", flush=True)
+        if certificate.changed:
+            print(f"changed when the run was resumed: {', '.join(certificate.changed)}", flush=True)
         training = Repetition(config, Path(folder) / "run", stop, certificate, seconds)
         training.run()
     if stop.signals:

@@ -50,6 +50,7 @@ class Training(SerialTraining):
     """A training that goes on from its newest checkpoint, and asks no clock what to do."""
 
     def begin(self):
+        self.write_config()
         budget = StepBudget(TOTAL_STEPS, clock=itertools.count().__next__)
         self.begin_learning(budget, resume=has_checkpoint(self.run_dir))
         self.begin_acting(self.config.run.seed + budget.steps)

@@ -251,6 +251,19 @@ def test_verify_names_the_update_and_the_tensor_after_a_changed_line_of_the_conf
     assert "equal up to update 9" in said
 
 
+def test_verify_names_what_was_changed_when_the_run_was_resumed(copy, capsys):
+    complete = (copy / "config.toml").read_text()
+    assert cli.main(["resume", str(copy), "--agent.target_update_period_updates=9"]) == 0
+    assert (copy / "config.toml").read_text() == complete  # nothing was made with it
+    for words in (["--total-steps=260"], ["--total-steps=280", "--agent.target_update_period_updates=9"]):
+        assert cli.main(["resume", str(copy), *words]) == 0
+    assert cli.main(["verify", str(copy)]) == 1
+    said = capsys.readouterr().out
+    names = "run.total_steps, agent.target_update_period_updates"
+    assert f"changed when the run was resumed: {names}\n" in said
+    assert "different: update " in said
+
+
 def test_verify_names_the_update_and_the_tensor_after_a_changed_line_of_code(run_dir, capsys, monkeypatch):
     import troupe.serial as serial
 
@@ -297,12 +310,18 @@ def test_verify_refuses_what_has_no_certificate(copy, capsys):
 
 def test_a_run_whose_certificate_is_lost_goes_on_as_it_was_begun(copy, capsys):
     (copy / "certificate.json").write_text("{}")
+    config = (copy / "config.toml").read_text()
     words = ["resume", str(copy), "--total-steps=280"]
     assert cli.main(words) == 5
     assert "remove it, and `troupe resume` begins another one" in capsys.readouterr().err
+    assert (copy / "config.toml").read_text() == config
     (copy / "certificate.json").unlink()
+    lost = "has lost its certificate: another one begins with the next update"
+    assert cli.main(words[:2]) == 0  # complete: there is none, and so no certificate
+    assert lost in capsys.readouterr().out
+    assert not (copy / "certificate.json").exists()
     assert cli.main(words) == 0
-    assert "has lost its certificate: another one begins here" in capsys.readouterr().out
+    assert lost in capsys.readouterr().out
     assert min(Certificate.read(copy).weights) > len(never_stopped("cartpole-apex")[0])
     assert load_newest(copy / "checkpoints").meta["steps"] == 280
 
