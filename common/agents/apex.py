@@ -11,6 +11,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs
+from troupe.common.agents.learners.optimizers import Adam
 from troupe.common.agents.learners.rmsprop import RMSProp
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
@@ -277,9 +278,7 @@ class ApexAgent(NetworkAgent):
         config, parameters = self.config, self.net.parameters()
         # Fused: one kernel for all parameters. Unfused, Adam is a dozen small operations for each of them.
         if config.optimizer == "adam":
-            return torch.optim.Adam(
-                parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
-            )
+            return Adam(parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
         return RMSProp(
             parameters,
             lr=config.learning_rate,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from troupe.common.agents.base import Act, Batch, Inputs, Update
 from troupe.common.agents.learners.learning_rate import LearningRate, LearningRateConfig
+from troupe.common.agents.learners.optimizers import Adam
 from troupe.common.agents.learners.rmsprop import RMSProp
 from troupe.common.agents.network import Learner, NetworkAgent, Step, body_options, suited
 from troupe.common.agents.policies import drawn, policy_distribution, policy_options
@@ -403,7 +404,7 @@ class ImpalaLearner(Learner):
 def _optimizer(config: ImpalaConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
         betas = (config.adam_beta1, config.adam_beta2)
-        return torch.optim.Adam(
+        return Adam(
             parameters, lr=config.learning_rate, betas=betas, eps=config.optimizer_epsilon, fused=True
         )
     return RMSProp(

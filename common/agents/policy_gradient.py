@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.learning_rate import AdaptiveRateConfig
+from troupe.common.agents.learners.optimizers import Adam
 from troupe.common.agents.learners.passes import (
     PassesConfig,
     PassesLearner,
@@ -458,7 +459,7 @@ class PolicyGradientAgent(NetworkAgent):
         """See the base class."""
         config = self.config
         parameters = [each for each in self.adjusted.parameters() if each.requires_grad]
-        optimizer = torch.optim.Adam(
+        optimizer = Adam(
             [*self.net.parameters(), *parameters],
             lr=config.learning_rate,
             eps=config.optimizer_epsilon,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs
+from troupe.common.agents.learners.optimizers import RAdam
 from troupe.common.agents.learners.passes import (
     PassesConfig,
     PassesLearner,
@@ -174,9 +175,7 @@ class PqnAgent(NetworkAgent):
     def learner(self) -> PassesLearner:
         """See the base class."""
         config = self.config
-        optimizer = torch.optim.RAdam(
-            self.net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon
-        )
+        optimizer = RAdam(self.net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon)
         return PassesLearner(config, self.net, optimizer, seed=self.seed, pixels=self.spec.pixels)
 
 

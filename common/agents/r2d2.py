@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs
+from troupe.common.agents.learners.optimizers import Adam
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, body_options, suited
 from troupe.common.agents.stored.sequences import Sequences, StoredSequences
@@ -176,7 +177,7 @@ class R2d2Agent(NetworkAgent):
     def learner(self) -> TargetLearner[RecurrentQNetwork]:
         """See the base class."""
         config = self.config
-        optimizer = torch.optim.Adam(
+        optimizer = Adam(
             self.net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
         )
         period = config.target_update_period_updates

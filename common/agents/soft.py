@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from troupe.common.agents.learners.optimizers import Adam
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import network_inputs, suited
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
@@ -116,7 +117,7 @@ def learner_of(
         {"params": [each for each in net.parameters() if id(each) not in of_policy]},
         {"params": list(net.policy.parameters()), "lr": config.policy_learning_rate or config.learning_rate},
     ]
-    optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
+    optimizer = Adam(groups, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
     return TargetLearner(
         net,
         optimizer,

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from troupe.common.agents.learners.optimizers import Optimizer
 
-class RMSProp(torch.optim.Optimizer):
+
+class RMSProp(Optimizer):
     """RMSProp with epsilon under the root, as in TensorFlow 1, with which IMPALA was published.
 
     For each gradient g, with all operations elementwise::
