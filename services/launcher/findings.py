@@ -117,7 +117,8 @@ def _state(view: RunView) -> tuple[str, str] | None:
     if view.note:
         return view.note, ""
     items = view.metrics.get("replay/items")
-    if items is None and view.steps and view.actors is None:  # the status of services names who has joined
+    # The status of services names who has joined. Of a resumed run only the steps are known at first.
+    if items is None and view.metrics and view.steps and view.actors is None:
         return "acting and learning take turns in one process: nothing waits for anything", ""
     if items is None:
         return STARTING, ""

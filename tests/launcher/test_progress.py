@@ -94,6 +94,7 @@ def changed(**metrics):
             "",
         ),
         (view({"updates": 9_000, "metrics": {"speed/updates_per_s": 0.0}}), "starting", ""),
+        (view({"steps": 400}), "starting", ""),  # resumed, before the learner's first status
         (view(services=[ServiceView("actor-0", "restarts in 4 s")]), "actor-0: restarts in 4 s", ""),
         # A run learns the same without its pages.
         (
