@@ -185,9 +185,8 @@ def add_algo(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="",
         help="instead of a preset, with --env ID: ppo, a2c, impala, apex, dqn, double_dqn, rainbow, pqn, "
-        "r2d2, sac, td3, ddpg, iql or td3_bc, with values that suit its observations and actions, or the "
-        "module of an algorithm outside this tree; `troupe config show --algo NAME --env ID` prints the "
-        "values",
+        "r2d2, sac, td3, ddpg, iql or td3_bc, or the module or the entry point of an algorithm of your own; "
+        "the values suit the environment, and `troupe config show --algo NAME --env ID` prints them",
     )
 
 

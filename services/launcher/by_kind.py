@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from troupe.common.config import Loaded, load_layers
-from troupe.common.config.algorithms import agent_model, algorithm_module
+from troupe.common.config.algorithms import agent_model, algorithm_module, outside_names
 from troupe.common.config.loading import Layer, flat, merge, upper_layers
 from troupe.common.config.presets import read_preset
 from troupe.common.errors import ConfigError
@@ -155,10 +155,11 @@ def load(
             environment cannot be played.
     """
     if algo not in NAMES and not algorithm_module(algo):
-        near = difflib.get_close_matches(algo, NAMES, n=1, cutoff=0.6)
+        known = sorted({*NAMES, *outside_names()})
+        near = difflib.get_close_matches(algo, known, n=1, cutoff=0.6)
         nearest = f"; nearest: {near[0]}" if near else ""
         raise ConfigError(
-            f"unknown algorithm '{algo}'{nearest}; --algo takes {', '.join(NAMES)}, or the module of an "
+            f"unknown algorithm '{algo}'{nearest}; --algo takes {', '.join(known)}, or the module of an "
             "algorithm of your own"
         )
     above = upper_layers(overrides, sweep, environ)

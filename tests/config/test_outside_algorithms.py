@@ -12,6 +12,7 @@ from troupe.common.config.fields import AgentConfig, structural
 from troupe.common.envs import make_spec
 from troupe.common.errors import ConfigError
 from troupe.common.permits import modules_of
+from troupe.services.launcher import by_kind
 
 SOURCE = """
 from typing import Literal
@@ -92,6 +93,8 @@ def test_one_is_found_by_an_entry_point(tmp_path, package, monkeypatch):
     assert "(algorithm tiny)" in explain("tiny")
     with pytest.raises(ValueError, match=r"unknown algorithm 'tinny'; nearest: tiny"):
         agent_model("tinny")
+    with pytest.raises(ConfigError, match=r"'tinny'; nearest: tiny; --algo takes a2c, .*, tiny, or the module"):
+        by_kind.load("tinny", None, {}, {})
     with pytest.raises(ValueError, match=rf"{package}.tiny registers no algorithm .*it registers tiny"):
         agent_model(f"{package}.tiny")
 
