@@ -37,9 +37,11 @@ def check_parser() -> argparse.ArgumentParser:
         "failing, hangs or crashes, the exit code is 2, and one line names the step, the slot and the\n"
         "cause. The checker's remarks do not affect the exit code.",
     )
-    outside = "".join(f", or {name}:ID of {module}" for name, module in outside_families().items())
-    parser.add_argument("id", metavar="ID", help=f"such as gym:CartPole-v1{outside}; see env.id")
-    parser.add_argument("--steps", type=integer(1), default=100, metavar="N", help="to play (default: 100)")
+    # Not in the help of ID, of which docs/commands.md is made.
+    if outside := ", ".join(f"{name}:ID of {module}" for name, module in outside_families().items()):
+        parser.epilog = f"installed families: {outside}\n\n{parser.epilog}"
+    parser.add_argument("id", metavar="ID", help="such as gym:CartPole-v1; see env.id")
+    parser.add_argument("--steps", type=integer(1), default=100, metavar="N", help="steps to play (default: 100)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

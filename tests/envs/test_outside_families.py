@@ -17,6 +17,7 @@ from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import check_settings, environment_module, make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.common.permits import check_modules, modules_of
+from troupe.services import commands
 
 NUMBERS = itertools.count()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outside"
@@ -123,7 +124,8 @@ def test_check_and_messages_know_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "The environment works" in out
     with pytest.raises(SystemExit):
         cli.main(["env", "check", "--help"])
-    assert "or corridors:ID of my_package.corridors" in " ".join(capsys.readouterr().out.split())
+    assert "installed families: corridors:ID of my_package.corridors" in capsys.readouterr().out
+    assert "corridors:ID" not in commands.page(), "docs/commands.md is the same everywhere"
     with pytest.raises(ConfigError, match=r"football:SCENARIO.*, corridors:ID or package.module:ID"):
         make_spec(config("nothing"))
     with pytest.raises(ConfigError, match=r"did you mean corridors:4\?"):
