@@ -40,10 +40,10 @@ def show_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe config show`."""
     parser = field_parser(
         "config show",
-        "[PRESET | RUN_DIR | --algo NAME --env ID] [OPTION ...]",
+        "[PRESET | RUN | --algo NAME --env ID] [OPTION ...]",
         "Print every value, and the layer that set it.",
     )
-    parser.add_argument("source", metavar="PRESET | RUN_DIR", nargs="?", help="default: the defaults")
+    parser.add_argument("source", metavar="PRESET | RUN", nargs="?", help="default: the defaults")
     add_algo(parser)
     parser.add_argument("--changed", action="store_true", help="only values that differ from the default")
     parser.add_argument(
@@ -75,10 +75,10 @@ def validate_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe config validate`."""
     parser = field_parser(
         "config validate",
-        "[PRESET | RUN_DIR ...] [OPTION ...]",
+        "[PRESET | RUN ...] [OPTION ...]",
         "Check presets, TOML files or run directories.",
     )
-    parser.add_argument("sources", metavar="PRESET | RUN_DIR", nargs="*", help="default: every preset")
+    parser.add_argument("sources", metavar="PRESET | RUN", nargs="*", help="default: every preset")
     return parser
 
 

@@ -123,12 +123,12 @@ def resume_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe resume`."""
     parser = field_parser(
         "resume",
-        "RUN_DIR [OPTION ...]",
+        "RUN [OPTION ...]",
         "Continue a run. Tunable fields may change, structural fields may not. Operational fields\n"
         "(addresses, ports) come from the command line, environment variables, preset or defaults, never\n"
         "from the run.",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="directory of the run")
     _add_run_options(parser)
     return parser
 
@@ -158,12 +158,12 @@ def verify_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe verify`."""
     parser = Parser(
         prog="troupe verify",
-        usage="troupe verify RUN_DIR [OPTION ...]",
+        usage="troupe verify RUN [OPTION ...]",
         description="Repeat the first minute of a run of `troupe train --deterministic`, and compare the "
         "weights with its certificate.json: `equal`, or the first update and tensor that differ.",
         epilog="exit codes: 0 equal, 1 different, 2 no such run, 5 damaged certificate",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="directory of the run")
     parser.add_argument("--all", action="store_true", dest="everything", help="repeat the whole run")
     return parser
 

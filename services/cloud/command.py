@@ -76,7 +76,7 @@ def estimate_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe cloud estimate`."""
     parser = field_parser(
         "cloud estimate",
-        "PRESET (--hours H | --steps-per-second S | --like RUN_DIR) [OPTION ...]",
+        "PRESET (--hours H | --steps-per-second S | --like RUN) [OPTION ...]",
         "Estimate what a run in AWS costs: one line for each kind of machine, for disks, network and\n"
         "traffic. Uses the dated prices in deploy/terraform; needs neither an account nor Terraform.",
     )
@@ -94,7 +94,7 @@ def estimate_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="speed of the run; adds dollars per million steps",
     )
-    rate.add_argument("--like", metavar="RUN_DIR", type=Path, help="use the last speed of this run")
+    rate.add_argument("--like", metavar="RUN", type=Path, help="use the last speed of this run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

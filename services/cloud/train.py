@@ -39,7 +39,7 @@ def train_parser() -> argparse.ArgumentParser:
     )
     add_machines(parser)
     parser.add_argument(
-        "--budget", type=real(0.01), required=True, metavar="DOLLARS", help="of the whole run"
+        "--budget", type=real(0.01), required=True, metavar="DOLLARS", help="limit for the whole run"
     )
     parser.add_argument(
         "--until",
@@ -148,11 +148,11 @@ def stop_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe cloud stop`."""
     parser = Parser(
         prog="troupe cloud stop",
-        usage="troupe cloud stop RUN_DIR",
+        usage="troupe cloud stop RUN",
         description="End a run of `troupe cloud train`, whose command has died or was given up: its machines "
         "stop with a checkpoint, its files are fetched, and everything in AWS is destroyed.",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="of the run on this computer")
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory on this computer")
     return parser
 
 

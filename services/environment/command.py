@@ -41,7 +41,9 @@ def check_parser() -> argparse.ArgumentParser:
     if outside := ", ".join(f"{name}:ID of {module}" for name, module in outside_families().items()):
         parser.epilog = f"installed families: {outside}\n\n{parser.epilog}"
     parser.add_argument("id", metavar="ID", help="such as gym:CartPole-v1; see env.id")
-    parser.add_argument("--steps", type=integer(1), default=100, metavar="N", help="steps to play (default: 100)")
+    parser.add_argument(
+        "--steps", type=integer(1), default=100, metavar="N", help="steps to play (default: 100)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

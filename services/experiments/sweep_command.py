@@ -167,7 +167,9 @@ def sweep_parser() -> argparse.ArgumentParser:
         metavar="FIELD=A,B",
         help="values of a field to try; several --grid options multiply",
     )
-    parser.add_argument("--trials", type=integer(1), metavar="N", help="of [sweep.search]")
+    parser.add_argument(
+        "--trials", type=integer(1), metavar="N", help="trials of the search, if not those of [sweep.search]"
+    )
     parser.add_argument(
         "--halving",
         type=_option(plan.halving_option, "steps, or steps and of how many trials one goes on: 10_000,3"),
@@ -182,7 +184,9 @@ def sweep_parser() -> argparse.ArgumentParser:
         help="population-based training: every STEPS, the worst quarter of the trials go on as copies of the "
         "best, with other values",
     )
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="of the sweep (default: runs/sweep-NAME)")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="directory of the sweep (default: runs/sweep-NAME)"
+    )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in this directory")
     parser.add_argument("--retry", action="store_true", help="try failed runs again")
     parser.add_argument(

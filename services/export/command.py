@@ -37,14 +37,20 @@ def main_parser() -> Parser:
         "other programs: its deterministic decision, with the statistics of its inputs. A recurrent state "
         "is an input and an output.",
     )
-    parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="source of the parameters")
+    parser.add_argument("path", type=Path, metavar="PATH", help="run directory, or checkpoint")
     parser.add_argument(
         "--format",
         required=True,
         choices=sorted([*FORMATS, CHECKPOINT]),
         help="safetensors: only the weights; checkpoint: a directory with only what `troupe eval` needs",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="written anew")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file to write; with --format checkpoint, a new directory",
+    )
     parser.add_argument(
         "--slots",
         type=integer(1, 4096),

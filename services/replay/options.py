@@ -94,7 +94,10 @@ def serve_parser() -> Parser:
         "configuration then decides about tables and bytes.",
     )
     parser.add_argument(
-        "--bind", metavar="ADDRESS", default="tcp://127.0.0.1:5560", help="default: %(default)s"
+        "--bind",
+        metavar="ADDRESS",
+        default="tcp://127.0.0.1:5560",
+        help="address to listen on (default: %(default)s)",
     )
     parser.add_argument(
         "--data-dir",
@@ -110,7 +113,7 @@ def serve_parser() -> Parser:
         help="what acknowledged items survive: the death of the process (default), or also a power cut, "
         "for which each insert waits until it is on disk",
     )
-    parser.add_argument("--seed", type=integer(0), help="of sampling")
+    parser.add_argument("--seed", type=integer(0), help="seed of sampling")
     add_key_arguments(parser, server=True)
     _add_run_arguments(parser)
     _add_table_arguments(parser)

@@ -31,7 +31,7 @@ def slurm_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe slurm`."""
     parser = field_parser(
         "slurm",
-        "PRESET | --join RUN_DIR [OPTION ...]",
+        "PRESET | --join RUN [OPTION ...]",
         "Train on several nodes of a Slurm cluster: writes a job script and submits it. The same command\n"
         "with the --run-dir of a run continues that run. docs/clusters.md has the details.",
     )
@@ -40,7 +40,7 @@ def slurm_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--join",
-        metavar="RUN_DIR",
+        metavar="RUN",
         type=Path,
         help="instead of a preset: more actors for the run of such a job, on --nodes nodes that may be "
         "preempted one by one; actor.total_slots of the run must leave room for them",
@@ -50,7 +50,7 @@ def slurm_parser() -> argparse.ArgumentParser:
         type=integer(1),
         default=3,
         metavar="N",
-        help="of the whole job: one for learner and replay, one for evaluators, the others for actors "
+        help="nodes of the whole job: one for learner and replay, one for evaluators, the others for actors "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -81,7 +81,7 @@ def slurm(words: Sequence[str]) -> int:
     """Write the job script of a run, and submit it."""
     options, overrides = parse_with_fields(slurm_parser(), words)
     if (options.preset is None) == (options.join is None):
-        raise ConfigError("name a preset (`troupe presets` lists them), or a run with --join RUN_DIR")
+        raise ConfigError("name a preset (`troupe presets` lists them), or a run with --join RUN")
     if not options.dry_run:
         script.check_installed()
     if options.join is not None:

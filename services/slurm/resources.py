@@ -9,7 +9,9 @@ from troupe.services.slurm import script
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what every part of a job asks for."""
-    parser.add_argument("--partition", metavar="P", default="", help="default: the cluster's")
+    parser.add_argument(
+        "--partition", metavar="P", default="", help="partition to submit to (default: the cluster's)"
+    )
     parser.add_argument(
         "--time",
         metavar="TIME",
