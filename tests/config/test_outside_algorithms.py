@@ -93,7 +93,7 @@ def test_one_is_found_by_an_entry_point(tmp_path, package, monkeypatch):
     assert "(algorithm tiny)" in explain("tiny")
     with pytest.raises(ValueError, match=r"unknown algorithm 'tinny'; nearest: tiny"):
         agent_model("tinny")
-    with pytest.raises(ConfigError, match=r"'tinny'; nearest: tiny; --algo takes a2c, .*, tiny, or the module"):
+    with pytest.raises(ConfigError, match=r"'tinny'; nearest: tiny; --algo takes a2c, .*, tiny, or the"):
         by_kind.load("tinny", None, {}, {})
     with pytest.raises(ValueError, match=rf"{package}.tiny registers no algorithm .*it registers tiny"):
         agent_model(f"{package}.tiny")
