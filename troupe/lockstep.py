@@ -30,6 +30,7 @@ from troupe.common.runtime.files import CONFIG_FILE, hold_run_dir
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.joined import JoinedVector
 from troupe.serial import SerialTraining
+from troupe.services.launcher.training import check_room
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.replay.storage.snapshot import Snapshot, restore_snapshot
 
@@ -118,6 +119,8 @@ class LockstepTraining(SerialTraining):
             for line in differences(self.certificate.made_with, here.made_with):
                 self.say(f"different from when the run began: {line}")
         else:
+            # One more than are kept: the oldest goes when the newest is whole.
+            check_room(self.config, self.spec, self.run_dir, self.config.learner.keep_checkpoints + 1)
             self.write_config()
             self.begin_learning(_budget(self.config), resume=False)
             self.save_learning(copy="", inserted_items=0)

@@ -68,20 +68,24 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 100 else f"{size_bytes / 2**20:.2f} MiB"
 
 
-def check_room(folder: Path, tables: Sequence[TableConfig], obs_bytes: int) -> None:
+def check_room(folder: Path, tables: Sequence[TableConfig], obs_bytes: int, copies: int = 0) -> None:
     """Raise ConfigError where full tables of the same chunks, over all shards, could not be kept here.
 
     `obs_bytes` is what one step's observation takes at least: 0 where it is compressed. Every item of a table
-    that keeps what it has begins at a step of its own.
+    that keeps what it has begins at a step of its own. The disk also has to hold `copies` of all of it.
     """
     memory, disk = memory_limit_bytes(), disk_limit_bytes(folder)
-    limit, name = min((memory, "memory"), (disk, "disk"))
+    _, limit, name = min((memory, memory, "memory"), (disk // (1 + copies), disk, "disk"))
     items = max((table.capacity for table in tables if not table.is_queue), default=0)
     wanted = sum(table.slots for table in tables) * TABLE_BYTES_PER_ITEM + items * obs_bytes
+    with_copies = ""
+    if copies and name == "disk":
+        wanted *= 1 + copies
+        with_copies = f" with the {copies} copies of it that checkpoints need"
     if wanted > limit * MAX_SHARE:
         most = max(table.capacity for table in tables)
         raise ConfigError(
-            f"replay would take {wanted / GIB:,.2f} GiB for {most:,} items with observations of "
+            f"replay{with_copies} would take {wanted / GIB:,.2f} GiB for {most:,} items with observations of "
             f"{obs_bytes:,} bytes, more than 90 % of the {name} limit of {limit / GIB:,.2f} GiB: lower "
             "replay.capacity_items, or set replay.max_bytes to have the oldest leave early"
         )

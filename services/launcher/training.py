@@ -67,7 +67,7 @@ def train(
     run_dir = (run_dir or dated_directory(run_name(preset, algo, config.env.id))).expanduser()
     check_unused(run_dir)
     check_writable(run_dir, "run directory")
-    _check_room(config, spec, run_dir)
+    check_room(config, spec, run_dir)
     if instead is not None:
         instead(config, run_dir)
     else:
@@ -261,12 +261,12 @@ def _check_outside(config: Config) -> None:
         check_set(config.net.keys_dir)
 
 
-def _check_room(config: Config, spec: EnvSpec, run_dir: Path) -> None:
-    """Refuse a replay that this machine could not hold when it is full."""
+def check_room(config: Config, spec: EnvSpec, run_dir: Path, copies: int = 0) -> None:
+    """Refuse a replay that this machine could not hold, with `copies` on the disk, when it is full."""
     import numpy as np
 
-    from troupe.common.data.plan import check_room
+    from troupe.common.data import plan
 
     if config.replay.max_bytes is None:
         size = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
-        check_room(run_dir, config.replay.sampled_tables(), 0 if spec.pixels else size)
+        plan.check_room(run_dir, config.replay.sampled_tables(), 0 if spec.pixels else size, copies)

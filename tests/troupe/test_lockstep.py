@@ -172,6 +172,16 @@ def test_checkpoints_too_close_to_collect_anything_between_them_are_refused(tmp_
         train(config, tmp_path / "run", StopSignal())
 
 
+def test_a_replay_is_refused_of_which_the_disk_could_not_hold_the_copies_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr("troupe.common.data.plan.disk_limit_bytes", lambda folder: 1 << 16)
+    # 100 items are 16 kB: three of them would fit.
+    with pytest.raises(ConfigError, match="replay with the 4 copies of it that checkpoints need would take"):
+        train(config_of("cartpole-apex"), tmp_path / "run", StopSignal())
+    assert not (tmp_path / "run" / "config.toml").exists()
+    few = config_of("cartpole-apex", **{"learner.keep_checkpoints": "1", "run.total_steps": "40"})
+    train(few, tmp_path / "few", StopSignal())
+
+
 def test_what_cannot_be_repeated_is_refused_or_left_out():
     config = config_of("cartpole-ppo", **{"agent.compute_dtype": "auto", "learner.torch_threads": "2"})
     repeated = repeatable_config(config)
