@@ -74,7 +74,8 @@ class RunConfig(Section):
     log_every_s: float = tunable(
         10.0,
         "Seconds between two rows of every metric, and the fewest between two plain log lines, which come "
-        "less often as the run goes on: every minute after ten.",
+        "less often as the run goes on: every minute after ten. With --serial, rows of the learner come "
+        "every 20 updates, and with --deterministic the others come ten times between two checkpoints.",
         gt=0,
     )
     hang_s: float = operational(
