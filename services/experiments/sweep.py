@@ -121,6 +121,11 @@ class Runner:
             record = read_record(folder)
             for job in self.jobs:
                 self._check_same(job.planned, record["runs"].get(job.name, {"fields": {}}), record)
+        if shared and record and record["runs"].keys() != {job.name for job in self.jobs}:
+            raise ConfigError(
+                f"{folder} has a sweep of {len(record['runs'])} runs, not of these {len(self.jobs)}: start "
+                "the same command on each machine; to change the runs, begin it once without --share"
+            )
         # Their directories are somebody's results: they are named, and never deleted.
         self._left_alone = sorted(set(record.get("runs", {})) - {job.name for job in self.jobs})
         self._next_line_s = time.monotonic() + _LINE_S

@@ -310,6 +310,17 @@ def test_another_sweep_in_the_same_directory_is_refused(tmp_path):
         assert running.read_record is known
 
 
+def test_who_shares_a_sweep_has_the_same_runs(tmp_path):
+    two, totals = shared_sweep(tmp_path, rates=[0.01], seeds=2)
+    three, more = shared_sweep(tmp_path, rates=[0.01], seeds=3)
+    running.Runner(two, tmp_path / "s", StopSignal(), totals, shared=True)
+    refusal = r"has a sweep of 2 runs, not of these 3: start the same command on each machine"
+    with pytest.raises(ConfigError, match=refusal):
+        running.Runner(three, tmp_path / "s", StopSignal(), more, shared=True)
+    running.Runner(three, tmp_path / "s", StopSignal(), more).save()
+    running.Runner(three, tmp_path / "s", StopSignal(), more, shared=True)
+
+
 def test_who_shares_keeps_out_who_does_not(tmp_path):
     with (
         running.claimed(tmp_path / "s", shared=True),
