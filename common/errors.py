@@ -94,7 +94,8 @@ class SyncFailedError(TroupeError):
 def caught() -> tuple[type[BaseException], ...]:
     """What somebody else's code may raise without ending the process: it may also call `exit()`.
 
-    KeyboardInterrupt as well, unless Ctrl-C raises it here: services turn the signal into a flag.
+    KeyboardInterrupt as well, unless Ctrl-C raises it here: services turn the signal into a flag, and
+    commands, see `run_main`, have Python's own handler from the first Ctrl-C on.
     """
     own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return (Exception, SystemExit) if own else (Exception, SystemExit, KeyboardInterrupt)

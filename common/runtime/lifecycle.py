@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -184,9 +185,14 @@ def run_main(body: Callable[[], int | None]) -> int:
     """
     # At its end Python would look for cycles in all that is left: with torch, for a quarter of a second.
     atexit.register(gc.freeze)
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _on_ctrl_c)
     try:
         return _exit_code(body)
     finally:
+        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:
+            signal.signal(signal.SIGINT, former)
         # Python would try once more to write what is left, and turn the exit code into 120.
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the caller
             try:
@@ -194,6 +200,12 @@ def run_main(body: Callable[[], int | None]) -> int:
             except (OSError, ValueError):
                 with suppress(OSError, ValueError):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """Interrupt as Python does, and leave the next one to it: what is raised before is not Ctrl-C's."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.default_int_handler(number, frame)
 
 
 def _exit_code(body: Callable[[], int | None]) -> int:

@@ -79,15 +79,21 @@ def test_json_line(run_dir, capsys):
 
 
 @pytest.mark.timeout(120)
-def test_an_environment_whose_episodes_all_fail_ends_it_with_the_line_that_fails(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("raise", "RuntimeError: the physics exploded"), ("interrupt", "KeyboardInterrupt")],
+)
+def test_an_environment_whose_episodes_all_fail_ends_it_with_the_line_that_fails(
+    tmp_path, capsys, how, cause
+):
     broken = "tests.envs.broken:Broken-v0"
-    checkpoints(tmp_path, {"env.id": broken, "env.kwargs": "{how = 'raise', at = 50, length = 100}"})
+    checkpoints(tmp_path, {"env.id": broken, "env.kwargs": f"{{how = '{how}', at = 50, length = 100}}"})
     assert cli.main(["eval", str(tmp_path), "--modules", "tests"]) == 70
     said = capsys.readouterr().err
     assert said.startswith(
         f"troupe: error: no episode of {broken} can be finished: 24 failures, the last: {broken} raised "
     )
-    assert "RuntimeError: the physics exploded (broken.py:" in said
+    assert f"{cause} (broken.py:" in said
 
 
 def test_episodes_that_fail_among_others_are_counted_with_the_first_reason(tmp_path, capsys, caplog):

@@ -17,7 +17,14 @@ import pytest
 
 from tests.harness import leave
 from troupe.common import system
-from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.errors import (
+    AuthError,
+    CheckpointError,
+    ConfigError,
+    PeerError,
+    TroupeError,
+    caught,
+)
 from troupe.common.runtime import Deadline, StopSignal, run_main
 from troupe.common.runtime.files import (
     atomic_write,
@@ -282,3 +289,25 @@ def test_a_log_on_a_full_disk_does_not_change_how_a_service_ends(disk):
             ).returncode
             == 0
         )
+
+
+def test_ctrl_c_ends_a_command_and_what_others_raise_does_not():
+    said = []
+
+    def body():
+        for act in (lambda: int("no"), throw, lambda: signal.raise_signal(signal.SIGINT)):
+            try:
+                act()
+            except caught() as error:
+                said.append(type(error))
+
+    def throw():
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run_main(body) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert said == [ValueError, KeyboardInterrupt]

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 from urllib.parse import quote
 
+from troupe.common.errors import caught
+
 END_S = 20.0
 """How long a tracker may take to end after the last row; then its process ends all the same."""
 TELL_PERIOD_S = 600.0
@@ -224,7 +226,7 @@ def serve(tracker: Tracker, lines: TextIO, out: TextIO) -> int:
     problems = _Problems(out)
     try:
         tracker.begin(Run(**json.loads(lines.readline())))
-    except (Exception, SystemExit) as error:  # what a library or a server answers may be anything
+    except caught() as error:  # what a library or a server answers may be anything
         problems.tell("cannot begin", error, always=True)
         return 1
     ending: dict[str, Any] = {"summary": {}, "complete": False}
@@ -238,7 +240,7 @@ def serve(tracker: Tracker, lines: TextIO, out: TextIO) -> int:
             break
         try:
             tracker.add(row["steps"], row["values"])
-        except Exception as error:
+        except caught() as error:
             problems.tell("does not take a row", error)
     # The library may wait for a server that is gone, in threads that no exception reaches.
     watchdog = threading.Timer(END_S, os._exit, (1,))
@@ -246,7 +248,7 @@ def serve(tracker: Tracker, lines: TextIO, out: TextIO) -> int:
     watchdog.start()
     try:
         tracker.end(**ending)
-    except Exception as error:
+    except caught() as error:
         problems.tell("does not take the end of the run", error, always=True)
         return 1
     return 0

@@ -65,13 +65,16 @@ def test_what_is_refused_is_said_in_one_line_without_secrets(make, caplog):
     assert "hush" not in caplog.text
 
 
-def test_rows_that_fail_are_told_once(make, tmp_path, caplog):
-    trackers = make("fails")
+@pytest.mark.parametrize(
+    ("how", "cause"), [("fails", "ValueError: no rows today"), ("interrupts", "KeyboardInterrupt")]
+)
+def test_rows_that_fail_are_told_once(make, tmp_path, caplog, how, cause):
+    trackers = make(how)
     for steps in range(5):
         trackers.add(steps, {"x": 1.0})
     trackers.close({"final/steps": 4.0}, complete=False)
     assert notes(tmp_path)[-1] == ["end", {"final/steps": 4.0}, False]
-    assert caplog.text.count("notes does not take a row: ValueError: no rows today") == 1
+    assert caplog.text.count(f"notes does not take a row: {cause}") == 1
 
 
 @pytest.mark.parametrize("how", ["hangs", "lingers"])

@@ -2,8 +2,8 @@
 
     tracker.py FILE HOW
 
-HOW is `well`, `refuses` (the run), `fails` (every row), `hangs` (in the first row), `lingers` (at the end) or
-`dies`.
+HOW is `well`, `refuses` (the run), `fails` and `interrupts` (every row), `hangs` (in the first row),
+`lingers` (at the end) or `dies`.
 """
 
 import json
@@ -30,6 +30,8 @@ class Notes:
     def add(self, steps, values):
         if self.how == "fails":
             raise ValueError("no rows\ntoday")
+        if self.how == "interrupts":
+            raise KeyboardInterrupt
         if self.how == "hangs":
             time.sleep(600)
         if self.how == "dies":
