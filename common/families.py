@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from troupe.common.installation import entry_points
+from troupe.common.installation import entry_point, entry_points
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ EXTRAS = {package: family.extra for family in FAMILIES.values() for package in f
 def outside_families() -> dict[str, str]:
     """The modules of the families outside this tree that are installed, by name; ours have the first word."""
     return {name: module for name, module in entry_points(ENTRY_POINTS).items() if name not in FAMILIES}
+
+
+def outside_family(name: str) -> str:
+    """The module of a family outside this tree; empty where none is installed. See `entry_point`."""
+    return "" if name in FAMILIES else entry_point(ENTRY_POINTS, name)
 
 
 def installed_forms() -> list[str]:

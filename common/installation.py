@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
-from troupe.common.errors import ConfigError, raised_line, raised_where
+from troupe.common.errors import ConfigError, caught, raised_line, raised_where
 
 DISTRIBUTION = "troupe-rl"
 """On package indices; the command and the import have shorter names."""
@@ -85,6 +85,21 @@ def entry_points(group: str) -> dict[str, str]:
     return {point.name: point.module for point in importlib.metadata.entry_points(group=group)}
 
 
+def entry_point(group: str, name: str) -> str:
+    """Return the module that an installed package has declared under a name; empty where none has.
+
+    Raises:
+        ConfigError: two packages have, and not the same one.
+    """
+    found = importlib.metadata.entry_points(group=group, name=name)
+    packages = {point.module: point.dist.name if point.dist else point.module for point in found}
+    if len(packages) > 1:
+        raise ConfigError(
+            f"{' and '.join(sorted(packages.values()))} both declare {name} in {group}: uninstall one of them"
+        )
+    return next(iter(packages), "")
+
+
 def check_trackers(names: Collection[str]) -> None:
     """Refuse trackers that are not installed; each has the name of its package and extra."""
     for name in names:
@@ -112,7 +127,7 @@ def import_module(module: str, needed_by: str) -> ModuleType:
             f"{needed_by}: importing {module} ends the program{raised_where(error)}: put what only a program "
             'does under `if __name__ == "__main__":`'
         ) from error
-    except Exception as error:  # a stranger's code may raise anything
+    except caught() as error:  # a stranger's code may raise anything
         raise ConfigError(f"{needed_by}: importing {module} failed: {raised_line(error)}") from error
 
 

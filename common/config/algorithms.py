@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from troupe.common.config.fields import AgentConfig, UntypedAgentConfig
 from troupe.common.errors import ConfigError, raised_where
-from troupe.common.installation import entry_points, import_module
+from troupe.common.installation import entry_point, entry_points, import_module
 
 ALGORITHMS: dict[str, str] = {
     "apex": "troupe.common.agents.apex:ApexConfig",
@@ -116,7 +116,7 @@ def algorithm_module(algorithm: str) -> str:
         return ""
     if _MODULE.fullmatch(algorithm):
         return algorithm
-    return entry_points(ENTRY_POINTS).get(algorithm, "")
+    return entry_point(ENTRY_POINTS, algorithm)
 
 
 def agent_model(algorithm: str) -> type[AgentConfig]:

@@ -11,7 +11,7 @@ from troupe.common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv,
 from troupe.common.envs.names import own_name
 from troupe.common.envs.outside import OutsideFamily
 from troupe.common.errors import ConfigError
-from troupe.common.families import FAMILIES, installed_forms, outside_families
+from troupe.common.families import FAMILIES, installed_forms, outside_families, outside_family
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +75,7 @@ def environment_module(env_id: str) -> str:
         return "" if "/" in name else name.partition(":")[0]
     if family in FAMILIES:
         return ""
-    return outside_families().get(family) or env_id.rpartition(":")[0]
+    return outside_family(family) or env_id.rpartition(":")[0]
 
 
 COMMON_SETTINGS = {
@@ -112,10 +112,9 @@ def _family(env_id: str) -> Any:
         raise ConfigError(f"environment id {env_id!r} has no family: write {', '.join(forms)} or {last}")
     if prefix in FAMILIES:
         return _module(prefix)
-    outside = outside_families()
-    if prefix in outside:
-        return OutsideFamily(prefix, outside[prefix])
-    near = difflib.get_close_matches(prefix, [*FAMILIES, *outside], n=1, cutoff=0.75)
+    if outside := outside_family(prefix):
+        return OutsideFamily(prefix, outside)
+    near = difflib.get_close_matches(prefix, [*FAMILIES, *outside_families()], n=1, cutoff=0.75)
     if near and "." not in prefix and importlib.util.find_spec(prefix) is None:
         raise ConfigError(
             f"{env_id}: there is neither a family nor a module {prefix}; did you mean {near[0]}:{name}? "

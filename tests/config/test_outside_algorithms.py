@@ -1,9 +1,11 @@
 """Algorithms that are not of this tree: found by their module or an entry point, and used like the others."""
 
+import shutil
 import sys
 
 import pytest
 
+import troupe.services.__main__ as cli
 from troupe.common.agents import make_agent
 from troupe.common.config import check_resumable, load_config, read_config, to_toml
 from troupe.common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, register_algorithm
@@ -97,6 +99,17 @@ def test_one_is_found_by_an_entry_point(tmp_path, package, monkeypatch):
         by_kind.load("tinny", None, {}, {})
     with pytest.raises(ValueError, match=rf"{package}.tiny registers no algorithm .*it registers tiny"):
         agent_model(f"{package}.tiny")
+    shutil.copytree(info, info.with_name("tinny-1.0.dist-info"))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: huge\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[troupe.algorithms]\ntiny = huge\n")
+    with pytest.raises(ConfigError, match=r"^huge and tiny both declare tiny in troupe\.algorithms"):
+        algorithm_module("tiny")
+
+
+def test_one_that_raises_what_ctrl_c_does_is_no_ctrl_c(tmp_path, package, capsys):
+    write(tmp_path, package, "tiny", "raise KeyboardInterrupt")
+    assert cli.main(["config", "explain", f"{package}.tiny"]) == 2
+    assert f"importing {package}.tiny failed: KeyboardInterrupt (tiny.py:1)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

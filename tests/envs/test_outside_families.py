@@ -23,11 +23,11 @@ NUMBERS = itertools.count()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outside"
 
 
-def declare(folder: Path, **families: str) -> None:
+def declare(folder: Path, package: str = "theirs", **families: str) -> None:
     """Write what an installed package says of itself."""
-    info = folder / "theirs-1.0.dist-info"
+    info = folder / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     lines = "".join(f"{name} = {module}\n" for name, module in families.items())
     (info / "entry_points.txt").write_text(f"[troupe.families]\n{lines}")
 
@@ -138,6 +138,17 @@ def test_ours_have_the_first_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert environment_module("atari:pong") == ""
     assert make_spec(config("atari:pong")).obs_dtype == "uint8"
     assert environment_module("games:pong") == "theirs.games"
+
+
+def test_a_name_that_two_packages_declare_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(tmp_path, games="theirs.games", same="shared.games", atari="theirs.games")
+    declare(tmp_path, package="others", games="others.games", same="shared.games", atari="others.games")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert environment_module("same:pong") == "shared.games"
+    assert make_spec(config("atari:pong")).obs_dtype == "uint8"
+    for look in (make_spec, lambda config: environment_module(config.id)):
+        with pytest.raises(ConfigError, match="others and theirs both declare games in"):
+            look(config("games:pong"))
 
 
 @pytest.mark.parametrize(
