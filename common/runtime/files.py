@@ -56,21 +56,23 @@ def lock_file(path: Path, refusal: str, *, shared: bool = False, wait_s: float =
             those take that only look whether it is held.
         OSError: it cannot be opened.
     """
-    file = path.open("w+")  # network file systems want it readable for a shared lock
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     until_s = system.monotonic() + wait_s
     while True:
+        file = path.open("w+")  # network file systems want it readable for a shared lock
         try:
             # The kernel's, not a file with a number in it: it ends with the process, and nobody has to find
             # out whether that lives.
             fcntl.flock(file, kind | fcntl.LOCK_NB)
+            # Who held it may have removed it: others would lock another file of this name.
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
         except OSError:
-            if system.monotonic() >= until_s:
-                file.close()
-                raise ConfigError(refusal) from None
-            system.sleep(_LOOK_S)
-        else:
-            return file
+            pass
+        file.close()
+        if system.monotonic() >= until_s:
+            raise ConfigError(refusal)
+        system.sleep(_LOOK_S)
 
 
 def is_locked(path: Path) -> bool:

@@ -1,11 +1,12 @@
 """Directories that are made whole or not at all."""
 
+import fcntl
 import os
 from contextlib import ExitStack
 
 import pytest
 
-from troupe.common.runtime.files import made_whole, write_output
+from troupe.common.runtime.files import is_locked, lock_file, made_whole, write_output
 
 
 def test_an_output_goes_through_a_link_and_into_a_pipe(tmp_path):
@@ -48,3 +49,30 @@ def test_of_two_that_make_one_directory_neither_takes_what_the_other_has_half_ma
                 first.close()
         assert [path.name for path in whole.iterdir()] == ["second"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_lock_is_of_the_file_that_is_there(tmp_path, monkeypatch):
+    """Who removes its lock file before it lets go leaves the next one with a file that nobody finds."""
+    path = tmp_path / "lock"
+    first = lock_file(path, "held")
+
+    def gone(seconds):
+        path.unlink(missing_ok=True)
+        first.close()
+
+    monkeypatch.setattr("troupe.common.system.sleep", gone)
+    with lock_file(path, "held", wait_s=60):
+        assert is_locked(path)
+
+    kept, flock = lock_file(path, "held"), fcntl.flock
+
+    def removed(file, kind):
+        """It goes between the opening and the lock."""
+        monkeypatch.setattr("fcntl.flock", flock)
+        path.unlink()
+        kept.close()
+        flock(file, kind)
+
+    monkeypatch.setattr("fcntl.flock", removed)
+    with lock_file(path, "held", wait_s=60):
+        assert is_locked(path)
