@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -22,6 +23,9 @@ from troupe.common.installation import install_command
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
     from troupe.common.spaces import Leaf
+
+_MARGIN_BYTES = 1 << 20
+"""Room on the disk beyond twice an episode's arrays: for what HDF5 writes beside them."""
 
 
 class DatasetWriter:
@@ -104,11 +108,16 @@ class DatasetWriter:
                 create_namespace(namespace)
             os.rename(self._hidden / self.name, self.folder)
         except (OSError, DatasetError) as error:
-            self._remove.detach()
-            refused = self._refused(error) if isinstance(error, OSError) else error
-            where = self._hidden / self.name
-            raise DatasetError(f"{refused}; the episodes are in {where}, which --offline takes") from None
+            raise self._kept(self._refused(error) if isinstance(error, OSError) else error) from None
         self._remove()
+
+    def _kept(self, refused: DatasetError) -> DatasetError:
+        """Keep what is written, and say where."""
+        if not self.episodes:
+            return refused
+        self._remove.detach()
+        where = self._hidden / self.name
+        return DatasetError(f"{refused}; the episodes are in {where}, which --offline takes")
 
     def _refused(self, error: OSError) -> DatasetError:
         return DatasetError(
@@ -117,7 +126,14 @@ class DatasetWriter:
         )
 
     def add(self, trajectory: Trajectory) -> None:
-        """Write an episode. Raises DatasetError where the disk refuses."""
+        """Write an episode.
+
+        Raises DatasetError where the disk refuses; with too little room, it says where those before are.
+        """
+        # Looked at before: of a file that HDF5 could not write as a whole, nothing can be read any more.
+        arrays_bytes = trajectory.obs.nbytes + trajectory.actions.nbytes + trajectory.rewards.nbytes
+        if shutil.disk_usage(self._hidden).free < 2 * arrays_bytes + _MARGIN_BYTES:
+            raise self._kept(self._refused(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         spec, flags = self.spec, np.zeros((2, trajectory.steps), bool)
         flags[0 if trajectory.terminated else 1, -1] = True
         buffer = self._minari.data_collector.EpisodeBuffer(

@@ -14,6 +14,7 @@ import minari
 import numpy as np
 import pytest
 
+from tests.harness import leave
 from troupe.common.config import EnvConfig
 from troupe.common.datasets import Dataset, Trajectory
 from troupe.common.datasets.writing import DatasetWriter
@@ -205,6 +206,22 @@ def test_episodes_that_cannot_be_put_in_their_place_are_kept(name, datasets):
         place.mkdir()
     with pytest.raises(DatasetError, match="which --offline takes") as refused:
         writer.finish()
+    assert "\n" not in str(refused.value)
+    folder = str(refused.value).split("the episodes are in ")[1].split(",")[0]
+    del writer
+    for one, two in zip(made, Dataset(folder).trajectories(spec), strict=True):
+        np.testing.assert_array_equal(one.obs, two.obs)
+
+
+def test_episodes_before_the_disk_is_full_are_kept(disk, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(disk))
+    spec = SPECS["reals"]
+    made, writer = list(episodes(spec)), DatasetWriter("my/test-v0", spec)
+    for each in made:
+        writer.add(each)
+    leave(disk, 1 << 16)
+    with pytest.raises(DatasetError, match=r"No space left on device.*; the episodes are in ") as refused:
+        writer.add(made[0])
     assert "\n" not in str(refused.value)
     folder = str(refused.value).split("the episodes are in ")[1].split(",")[0]
     del writer
