@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from troupe.common.envs.base import EnvSpec, clip_rewards
+from troupe.common.envs.gymnasium_envs import make_one
 from troupe.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class EnvGoals:
                 self._places[str(leaf.path[0])] = slice(begin, begin + leaf.nbytes), leaf
             begin += leaf.nbytes
         form = [(leaf.shape, leaf.dtype) for _, leaf in self._places.values()]
-        env = _env_with_goals(config) if len(form) == 2 else None
+        env = make_one(config) if len(form) == 2 else None
         reward = None if env is None else getattr(env.unwrapped, "compute_reward", None)
         if env is None or reward is None:
             raise ConfigError(
@@ -69,12 +70,6 @@ class EnvGoals:
     def _part(self, obs: np.ndarray, name: str) -> np.ndarray:
         place, leaf = self._places[name]
         return np.frombuffer(obs[place].tobytes(), leaf.dtype).reshape(leaf.shape)
-
-
-def _env_with_goals(config: EnvConfig) -> Any:
-    from troupe.common.envs.gymnasium_envs import make_one
-
-    return make_one(config)
 
 
 def _reward_wrappers(env: Any, env_id: str) -> list[Callable[[Any], Any]]:
