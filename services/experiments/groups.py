@@ -133,8 +133,8 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
     if metric and not any(series[metric] for series in read):
         raise ConfigError(f"no run has values of {metric!r} in its metrics.csv")
     if not metric:
-        for run, each in zip(runs, read, strict=True):
-            each[TRAINING_RETURN] = _training(run, each[TRAINING_RETURN])
+        for task in dict.fromkeys(run.env_id for run in runs):
+            _value_training_alike([each for each in zip(runs, read, strict=True) if each[0].env_id == task])
     metrics = {
         task: _metric([each for run, each in zip(runs, read, strict=True) if run.env_id == task], names)
         for task in dict.fromkeys(run.env_id for run in runs)
@@ -187,13 +187,19 @@ def _metric(read: Sequence[Mapping[str, Series]], names: Sequence[str]) -> str:
     return names[0]
 
 
-def _training(run: Run, rows: Series) -> Series:
-    """A run's returns in training: of a short one, whose rows are few, from its single games."""
+def _value_training_alike(read: Sequence[tuple[Run, dict[str, Series]]]) -> None:
+    """Take returns in training from the single games of all runs of a task, if one is short and has few rows.
+
+    Rows are means of other games, so where the games of one run are not there, all keep their rows.
+    """
     # `log_every_s` is 10 s, and CartPole is learned in less than a minute.
-    if len(rows.values) >= _FEW_ROWS:
-        return rows
-    games = read_episodes(run.path / EPISODES_FILE)
-    return games if len(games.values) > len(rows.values) else rows
+    rows = [min(_FEW_ROWS, len(series[TRAINING_RETURN].values)) for _, series in read]
+    if min(rows) == _FEW_ROWS:
+        return
+    games = [read_episodes(run.path / EPISODES_FILE) for run, _ in read]
+    if all(len(each.values) >= few for each, few in zip(games, rows, strict=True)):
+        for (_, series), each in zip(read, games, strict=True):
+            series[TRAINING_RETURN] = each
 
 
 def _fewest_levels(series: Mapping[str, Series]) -> str:

@@ -118,6 +118,16 @@ def test_a_short_run_has_a_curve_of_its_games(tmp_path):
     assert not read_episodes(tmp_path / "none.csv")
 
 
+def test_short_runs_and_long_ones_are_compared_by_the_same_means(tmp_path):
+    short = played(trained(make_run(tmp_path / "a", returns=[]), 50), [(i, 1.0) for i in range(40)])
+    long = trained(make_run(tmp_path / "b", returns=[], run__seed="2"), *range(20))
+    runs = [read_run(short), read_run(long)]
+    assert groups.compare(runs).groups[0].finals == [50, 19]  # of one the games are not known
+    played(long, [(i, 2.0) for i in range(400)])
+    assert groups.compare(runs).groups[0].finals == [1, 2]
+    assert groups.compare(runs[1:]).groups[0].finals == [19]
+
+
 def test_a_profile_is_the_share_of_runs_above_each_score(tmp_path):
     for seed, value in enumerate((1.0, 2.0, 4.0)):
         make_run(tmp_path / "r" / str(seed), returns=[(10, value)], run__seed=str(seed))
