@@ -88,11 +88,11 @@ class Job:
         atomic_write(values, values_file(fields).encode(), durable=False)
         return values
 
-    def start(self, preset: str, overrides: Mapping[str, str]) -> None:
+    def start(self, preset: str, overrides: Mapping[str, str], *options: str) -> None:
         """Train, or go on; in a process group of its own, so that Ctrl-C reaches only the sweep."""
         values = self.write_values()
         log_path = make_directory(self.folder / LOGS, "directory") / f"{self.name}.log"
-        command = ["train", preset, "--run-dir", str(self.run_dir)]
+        command = ["train", preset, *options, "--run-dir", str(self.run_dir)]
         if is_run(self.run_dir):
             if has_checkpoint(self.run_dir) and not self.anew:
                 command = ["resume", str(self.run_dir)]

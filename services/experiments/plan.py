@@ -66,6 +66,11 @@ class Sweep:
         return self.section.preset
 
     @property
+    def options(self) -> list[str]:
+        """Words of `troupe train` for every run."""
+        return ["--deterministic"] if self.section.deterministic else []
+
+    @property
     def is_study(self) -> bool:
         """Whether what is tried next depends on what came of the runs before."""
         return self.section.study != "random"
@@ -278,6 +283,8 @@ def _check(sweep: Sweep) -> None:
             f"{source}: a population begins with values drawn from [sweep.search]; leave out grid, list and "
             "halving"
         )
+    if section.course and section.deterministic:
+        raise ConfigError(f"{source}: {section.course} stops runs anywhere; leave out deterministic")
     if sweep.is_study and not section.search:
         raise ConfigError(f"{source}: a study needs fields under [sweep.search]")
     seeds = section.seeds

@@ -35,6 +35,7 @@ class SweepSection(BaseModel):
     preset: str = ""
     seeds: int | list[int] = Field(0)
     parallel: int = Field(1, ge=1, le=64)
+    deterministic: bool = False
     suite: str = ""
     grid: dict[str, Any] = {}
     # `list` as a name in the class would hide the type for the annotations that follow it.

@@ -189,8 +189,11 @@ class Runner:
         """Refuse to go on with a run under other values than it began with."""
         # Compared as text and values of the sweep, not as whole configurations: a default that has changed
         # with the version does not make another run.
+        kind = "deterministic"
         was = {**before["fields"], **record["overrides"], "preset": record["preset"]}
+        was[kind] = record["tables"][SECTION].get(kind, False)
         now = {**planned.fields, **self.sweep.overrides, "preset": self.sweep.preset}
+        now[kind] = self.sweep.section.deterministic
         for name in (*was, *now):
             if was.get(name) != now.get(name) and name not in self._changed:
                 begun = f"has {name} = {was[name]}" if name in was else f"takes {name} from its preset"
@@ -283,7 +286,7 @@ class Runner:
         if self.others is not None and not self.others.take(job):
             return
         verb = "trains" if run is None else "goes on"
-        job.start(self.sweep.preset, self.sweep.overrides)
+        job.start(self.sweep.preset, self.sweep.overrides, *self.sweep.options)
         self.say(f"{job.name} {verb} ({self._count()})")
         self.save()
 

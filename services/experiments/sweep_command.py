@@ -26,7 +26,7 @@ from troupe.services.launcher.workspace import shell_path
 from troupe.services.slurm import script
 from troupe.services.slurm.resources import add_resources, resources
 
-_KEYS = ("seeds", "suite", "parallel", "trials", "halving", "population")
+_KEYS = ("seeds", "suite", "parallel", "trials", "halving", "population", "deterministic")
 """Of `[sweep]`, those that are options too."""
 
 
@@ -116,6 +116,7 @@ def _submit(options: argparse.Namespace, wanted: plan.Sweep, folder: Path, names
         names=names,
         fields=wanted.overrides,
         parallel=wanted.section.parallel,
+        options=wanted.options,
         cpus=options.cpus,
         gpu=load_config(wanted.preset, None, wanted.overrides, os.environ).learner.device != "cpu",
         resources=resources(options),
@@ -159,6 +160,12 @@ def sweep_parser() -> argparse.ArgumentParser:
         help=f"one run per environment of a suite: {', '.join(suites.SUITES)}",
     )
     parser.add_argument("--parallel", type=integer(1, 64), metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--deterministic",
+        action="store_const",
+        const=True,
+        help="every run in one process and one thread, as with `troupe train --deterministic`",
+    )
     parser.add_argument(
         "--grid",
         type=_option(plan.grid_option, "a field and its values, agent.learning_rate=1e-3,3e-4"),

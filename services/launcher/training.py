@@ -61,7 +61,7 @@ def train(
     else:
         loaded = load_layers(preset, sweep, overrides, os.environ)
     if instead is not None:
-        _check_one_process(loaded.config)
+        check_one_process(loaded.config)
     spec = check_runnable(loaded, play=True)
     config = _with_beginning(_with_dataset(loaded.config, spec), spec)
     run_dir = (run_dir or dated_directory(run_name(preset, algo, config.env.id))).expanduser()
@@ -88,7 +88,7 @@ def resume(
     file = run_config(run_dir)
     loaded = load_layers(None, sweep, overrides, os.environ, run_config=file)
     if instead is not None:
-        _check_one_process(loaded.config)
+        check_one_process(loaded.config)
     _check_addresses(loaded)
     _check_device(loaded)
     for difference in check_resumable(read_config(file), loaded.config):
@@ -196,7 +196,7 @@ def _with_dataset(config: Config, spec: EnvSpec) -> Config:
     return fitted(config, make_agent(config.agent, spec), Dataset(config.run.offline).steps)
 
 
-def _check_one_process(config: Config) -> None:
+def check_one_process(config: Config) -> None:
     """Refuse what only the services do."""
     if config.run.offline:
         raise ConfigError(

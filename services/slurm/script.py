@@ -164,6 +164,7 @@ class SweepJob:
         cpus: cores of each run.
         gpu: whether each has one.
         resources: what is asked for each.
+        options: of `troupe train`, for each.
     """
 
     folder: Path
@@ -174,6 +175,7 @@ class SweepJob:
     cpus: int
     gpu: bool
     resources: Resources
+    options: Sequence[str] = ()
 
     @property
     def file(self) -> Path:
@@ -195,7 +197,7 @@ def sweep_script(job: SweepJob, program: str) -> str:
         parallel=str(job.parallel),
         parts="\n".join(job.resources.lines(*own)),
         names="\n  ".join(shlex.quote(name) for name in job.names),
-        preset=shlex.quote(job.preset),
+        preset=shlex.join([job.preset, *job.options]),
         program=shlex.quote(program),
         fields="".join(f" \\\n  {word}" for word in field_words(job.fields)),
     )

@@ -184,6 +184,32 @@ def test_a_sweep_of_other_values_is_refused_and_one_of_more_seeds_is_not(begun):
         runner_of(other, begun)
 
 
+def test_deterministic_runs_stay_so(begun, tmp_path, monkeypatch):
+    tables = {"sweep": {"preset": "cartpole-ppo", "seeds": 1, "deterministic": True}}
+    sweep = running.parse("f.toml", tables, {})
+    with pytest.raises(running.ConfigError, match="seed=0 has deterministic = False, not True"):
+        runner_of(sweep, begun)
+    started = []
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda words, **named: started.extend(words))
+    runner = runner_of(sweep, tmp_path / "new")
+    runner.begin(runner.jobs[0])
+    assert started[started.index("train") :][:3] == ["train", "cartpole-ppo", "--deterministic"]
+    assert running.recorded_sweep(tmp_path / "new", {}, {}).options == ["--deterministic"]
+    tables["sweep"] |= {"grid": {"agent": {"gamma": [0.9, 0.99]}}, "halving": {"first_steps": 10}, "seeds": 0}
+    with pytest.raises(running.ConfigError, match="halving stops runs anywhere; leave out"):
+        running.parse("f.toml", tables, {})
+
+
+@pytest.mark.slow
+def test_two_deterministic_runs_at_a_time(tmp_path, command):
+    fields = ["--total-steps", "600", "--evaluator.enabled", "false", "--env.check_timeout_s", "0"]
+    finished(
+        command(tmp_path, "cartpole-ppo", "--seeds", "2", "--parallel", "2", "--deterministic", *fields), 0
+    )
+    runs = tmp_path / "runs" / "sweep-cartpole-ppo" / "runs"
+    assert [path.parent.name for path in sorted(runs.glob("*/certificate.json"))] == ["seed=0", "seed=1"]
+
+
 def test_values_that_a_sweep_has_no_more_are_told_too(begun):
     runner_of(running.recorded_sweep(begun, {}, {"agent.gamma": "0.9"}), begun, changed={"agent.gamma"}).run()
     with pytest.raises(running.ConfigError, match=r"seed=0 has agent\.gamma = 0\.9, not its preset's; "):

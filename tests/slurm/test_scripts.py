@@ -195,7 +195,7 @@ def test_runs_that_are_under_way_are_neither_submitted_nor_trained_here(
 
 def _sweep(folder: Path) -> str:
     """What the script of a sweep has its second job do; `echo` is in the place of `troupe`."""
-    job = SweepJob(folder, "cartpole-ppo", ["a", "b c"], {"run.seed": "1"}, 1, 1, False, Resources())
+    job = SweepJob(folder, "cartpole-ppo", ["a", "b c"], {"run.seed": "1"}, 1, 1, False, Resources(), ["--x"])
     text = script.sweep_script(job, shutil.which("echo") or "echo")
     env = os.environ | {"SLURM_ARRAY_TASK_ID": "1"}
     done = subprocess.run(
@@ -207,10 +207,10 @@ def _sweep(folder: Path) -> str:
 def test_a_job_of_a_sweep_begins_its_run_or_goes_on_with_it(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "b c"
     options = f"--sweep {tmp_path}/values/b c.toml --no-progress --run.seed=1"
-    assert _sweep(tmp_path) == f"train cartpole-ppo --run-dir {run} {options}"
+    assert _sweep(tmp_path) == f"train cartpole-ppo --x --run-dir {run} {options}"
     run.mkdir(parents=True)
     (run / "config.toml").touch()
-    assert _sweep(tmp_path) == f"train cartpole-ppo --run-dir {run} {options}"
+    assert _sweep(tmp_path) == f"train cartpole-ppo --x --run-dir {run} {options}"
     assert not run.exists(), "what ended without a checkpoint is in the way of `train`"
     (run / "checkpoints" / "step-000000000000").mkdir(parents=True)
     assert _sweep(tmp_path) == f"resume {run} {options}"
