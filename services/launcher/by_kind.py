@@ -189,7 +189,7 @@ def _alike(algo: str, actions: str) -> str:
     try:
         table = agent_model(algo).table
     except ValueError as error:
-        raise ConfigError(f"--algo {algo}: {error}") from None
+        raise ConfigError(str(error)) from None
     if table.kind == "queue":
         return "policy_gradient"
     return "apex" if actions == "discrete" else "sac"

@@ -141,6 +141,13 @@ def test_what_is_wrong_with_one_is_one_line(tmp_path, package, source, says):
     assert "\n" not in str(error.value)
 
 
+def test_the_message_for_algo_names_it_once(tmp_path, package):
+    write(tmp_path, package, "tiny", "import no_such_module")
+    algo = f"{package}.tiny"
+    with pytest.raises(ConfigError, match=rf"^the algorithm {algo}: the module"):
+        by_kind.load(algo, None, {"env.id": "gym:CartPole-v1", "env.check_timeout_s": "0"}, {})
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
