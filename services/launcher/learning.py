@@ -65,7 +65,7 @@ FAULTS = (
         "return truncated from the environment when its time is up, or set smaller --env.max_episode_frames "
         "(it is {limit:,}) and --evaluator.max_episode_frames in a new run",
         "return truncated from the environment when its time is up, or set smaller "
-        "`--env.max_episode_frames` and `--evaluator.max_episode_frames` in a new run",
+        "--env.max_episode_frames and --evaluator.max_episode_frames in a new run",
     ),
     Fault(
         "inputs",

@@ -1,6 +1,7 @@
 """Planted bottlenecks: what real runs reported of themselves, and what is said to limit them."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -209,3 +210,4 @@ def test_old_parameters_are_the_fault_of_the_period_or_of_their_way():
 
 def test_the_page_is_that_of_the_table():
     assert (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text() == page()
+    assert not re.search("(?<!`)``(?!`)", page()), "marked as code twice"
