@@ -23,9 +23,7 @@ def check_total(run_dir, total):
 @pytest.mark.parametrize(
     ("preset", "more"),
     [
-        ("cartpole-impala", []),
         ("cartpole-impala", ["--inference.mode", "central", "--actor.processes", "2"]),
-        ("cartpole-apex", ["--actor.processes", "2"]),
         ("memory-r2d2", []),
     ],
 )
@@ -40,6 +38,7 @@ def test_unrolls_that_wait_at_the_end_are_learned_from(start, tmp_path):
     run_dir = tmp_path / "run"
     slow = ["--agent.mlp_units", "[512, 512]", "--replay.batch_size", "1", "--learner.prefetch", "1"]
     start("train", "cartpole-impala", "--run-dir", run_dir, "--total-steps", 6000, *slow, *FAST).wait()
+    check_total(run_dir, 6000)
     config = read_config(run_dir / "config.toml")
     unrolls = 6000 // config.total_slots // config.agent.unroll_steps * config.total_slots
     assert status(run_dir)["updates"] >= unrolls - config.total_slots
