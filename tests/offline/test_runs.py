@@ -6,6 +6,7 @@ import csv
 import psutil
 import pytest
 
+import troupe.services.__main__ as cli
 from tests.harness import until
 from tests.launcher.runs import OPTIONS, metric, status
 from tests.offline.test_import import played
@@ -14,6 +15,7 @@ from troupe.common.datasets import Dataset
 from troupe.common.envs import make_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+UNSEEN = ("--evaluator.enabled", "false")
 SMALL = ("--agent.mlp_units", "[16]", "--replay.batch_size", 32, *OPTIONS)
 
 
@@ -36,7 +38,7 @@ def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_pat
         }
     assert metric(run_dir, "eval/episode_return")
 
-    output = start("resume", run_dir, "--total-steps", 200, *OPTIONS).wait()
+    output = start("resume", run_dir, "--total-steps", 200, *UNSEEN, *OPTIONS).wait()
     assert status(run_dir)["updates"] == 200
     assert "600 items restored" in output
     assert "reading the data set" not in output
@@ -52,7 +54,7 @@ def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_pat
         assert one.actions.tobytes() == two.actions.tobytes()
         assert one.rewards.astype("f4").tobytes() == two.rewards.astype("f4").tobytes()
 
-    fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 3000)
+    fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 1000, *UNSEEN)
     output = start("train", "pendulum-iql", *fields, "--replay.min_items", 100, *SMALL).wait()
     assert "complete at" in output
     assert status(tmp_path / "online")["updates"] > 0
@@ -79,23 +81,21 @@ def test_who_reads_a_data_set_ends_with_the_launcher(start, tmp_path, datasets):
     until(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_data_set_that_is_absent_or_does_not_fit_begins_no_run(start, tmp_path, datasets):
+def test_a_data_set_that_is_absent_or_does_not_fit_begins_no_run(tmp_path, datasets, capsys):
     run_dir = tmp_path / "run"
-    words = ("train", "pendulum-td3-bc", "--run-dir", run_dir, *SMALL)
+
+    def refusal(*words):
+        words = ("train", "pendulum-td3-bc", "--run-dir", run_dir, *SMALL, *words)
+        assert cli.main([*map(str, words)]) == 2
+        return capsys.readouterr().err
+
     played("my/cartpole-v0")
-    unfit = start(*words, "--offline", "my/cartpole-v0")
-    assert unfit.process.wait(300) == 2
-    assert "error: the data set my/cartpole-v0 does not fit gym:Pendulum-v1" in unfit.output.read_text()
+    unfit = refusal("--offline", "my/cartpole-v0")
+    assert "error: the data set my/cartpole-v0 does not fit gym:Pendulum-v1" in unfit
     assert not list(run_dir.glob("*/*/*"))
-    small = start(*words, "--offline", "my/cartpole-v0", "--replay.batch_size", "10000")
-    assert small.process.wait(300) == 2
-    assert "fewer than replay.batch_size (10000): lower that" in small.output.read_text()
-    refused = start(*words, "--offline", "my/absent-v0")
-    assert refused.process.wait(300) == 2
-    assert (
-        refused.output.read_text()
-        .strip()
-        .splitlines()[-1]
-        .startswith("troupe: error: there is no data set my/absent-v0")
-    )
+    small = refusal("--offline", "my/cartpole-v0", "--replay.batch_size", "10000")
+    assert "fewer than replay.batch_size (10000): lower that" in small
+    absent = refusal("--offline", "my/absent-v0")
+    assert absent.startswith("troupe: error: there is no data set my/absent-v0")
+    assert absent.count("\n") == 1
     assert not (run_dir / "config.toml").exists()
