@@ -323,9 +323,13 @@ def test_runs_at_a_time_do_not_want_one_port():
         (("cartpole-ppo", "--keys", "nowhere"), "cannot read the keys in nowhere", 4),
     ],
 )
-def test_runs_that_could_not_begin_are_refused_before_any_does(tmp_path, command, words, told, code):
+def test_runs_that_could_not_begin_are_refused_before_any_does(
+    tmp_path, monkeypatch, capsys, words, told, code
+):
+    monkeypatch.chdir(tmp_path)
     for option in ((), ("--dry-run",)):
-        _, stderr = finished(command(tmp_path, *words, *option), code)
+        assert cli.main(["sweep", *words, *option]) == code
+        stderr = capsys.readouterr().err
         assert stderr.startswith("troupe: error: ")
         assert told in stderr
         assert len(stderr.splitlines()) == 1
