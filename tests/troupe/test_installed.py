@@ -12,6 +12,7 @@ from tests.bare import build_wheel, install
 from tests.users_project import build_project
 
 QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s", "0"]
+UNSEEN = ["--evaluator.enabled", "false"]
 SHORT = ["--total-steps", "800", "--replay.min_items", "200"]
 
 
@@ -33,7 +34,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def run(installed, project):
-    def run(*words, paths="."):
+    def run(*words, paths=".", fails=0):
         result = subprocess.run(
             [installed / words[0], *map(str, words[1:])],
             cwd=project,
@@ -42,7 +43,7 @@ def run(installed, project):
             text=True,
             timeout=280,
         )
-        assert result.returncode == 0, result.stdout + result.stderr
+        assert result.returncode == fails, result.stdout + result.stderr
         return result.stdout + result.stderr
 
     return run
@@ -73,17 +74,23 @@ def test_a_project_with_folders_of_the_same_names_trains_resumes_sweeps_evaluate
     assert "The environment works" in run("troupe", "env", "check", "my_package.corridor:Corridor-v0")
     run("troupe", "train", "corridor.toml", "--run-dir", "run", *SHORT, *QUIET)
     assert steps_of(project / "run") == 800
-    run("troupe", "resume", "run", "--total-steps", 1000, *QUIET)
+    resumed = run("troupe", "resume", "run", "--total-steps", 1000, "--agent.tau", "0.05", *QUIET, *UNSEEN)
+    assert "resuming with agent.tau: 0.03 -> 0.05" in resumed
     assert steps_of(project / "run") == 1000
+    assert 'algorithm = "my_package.munchausen"' in (project / "run" / "config.toml").read_text()
+    permitted = "--modules my_package.corridor,my_package.munchausen"
+    assert permitted in run("troupe", "eval", "run", fails=2)
     report = json.loads(run("troupe", "eval", "run", "--episodes", 2, "--json", "--modules", "my_package"))
     assert report["env"] == "my_package.corridor:Corridor-v0"
+    assert report["updates"] > 0
     export = ["--format", "safetensors", "--out", "policy.safetensors", "--modules", "my_package"]
     run("troupe", "export", "run", *export)
     assert (project / "policy.safetensors").stat().st_size > 0
-    run("troupe", "sweep", "corridor.toml", "--seeds", 2, "--dir", "sweep", *SHORT, *QUIET[1:])
+    run("troupe", "sweep", "corridor.toml", "--seeds", 1, "--dir", "sweep", *SHORT, *QUIET[1:], *UNSEEN)
     sweep = json.loads((project / "sweep" / "sweep.json").read_text())
-    assert [entry["state"] for entry in sweep["runs"].values()] == ["done"] * 2
+    assert [entry["state"] for entry in sweep["runs"].values()] == ["done"]
     # A program that puts the project first in its path gets the project's `signal.py`: that is Python's rule.
     program = "import sys, troupe; sys.path.append('.'); "
-    program += "print(troupe.load('run', modules=['my_package']).act([1, 0, 0, 0, 0, 0]) in (0, 1))"
-    assert run("python", "-P", "-c", program, paths="").split() == ["True"]
+    program += "policy = troupe.load('run', modules=['my_package.munchausen']); "
+    program += "print(policy.act([1, 0, 0, 0, 0, 0]) in (0, 1), 'gymnasium' in sys.modules)"
+    assert run("python", "-P", "-c", program, paths="").split() == ["True", "False"]
