@@ -27,7 +27,7 @@ def main_parser() -> Parser:
     parser = Parser(
         fields=FIELDS_AT_LEARNER, prog="troupe actor", description="Step environments and fill replay."
     )
-    parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
+    parser.add_argument("--learner", required=True, metavar="ADDRESS", help="the learner's control address")
     parser.add_argument("--name", default="actor-0", help="unique in the run (default: actor-0)")
     parser.add_argument(
         "--slots",

@@ -28,7 +28,7 @@ def main_parser() -> Parser:
         prog="troupe evaluator",
         description="Play full episodes with fresh parameters.",
     )
-    parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
+    parser.add_argument("--learner", required=True, metavar="ADDRESS", help="the learner's control address")
     parser.add_argument("--name", default="evaluator", help="unique in the run (default: evaluator)")
     parser.add_argument(
         "--join-timeout-s",

@@ -32,7 +32,7 @@ def slurm_parser() -> argparse.ArgumentParser:
     parser = field_parser(
         "slurm",
         "PRESET | --join RUN [OPTION ...]",
-        "Train on several nodes of a Slurm cluster: writes a job script and submits it. The same command\n"
+        "Train on several nodes of a Slurm cluster: write a job script and submit it. The same command\n"
         "with the --run-dir of a run continues that run. docs/clusters.md has the details.",
     )
     parser.add_argument(
