@@ -14,7 +14,6 @@ An engine that knows no mask would reset every slot in the midst of its episode.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections import deque
@@ -113,8 +112,10 @@ class EngineVector(VectorEnv):
 
     def _shut(self) -> None:
         if self._engine is not None:
-            with contextlib.suppress(*caught()):  # it has done its work, or has failed already
+            try:
                 self._engine.close()
+            except caught():  # not `suppress`, which would look whether Ctrl-C has come before it does
+                pass  # it has done its work, or has failed already
 
     def reset(self, seed: Seed | None = None) -> np.ndarray:
         """New episodes everywhere, `[S, *obs_shape]`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -15,8 +16,11 @@ from troupe.common.config.env_section import EnvConfig
 from troupe.common.envs import EnvSpec, VectorEnv, make_vector
 from troupe.common.envs.base import cause_of, slot_seeds
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
+from troupe.common.envs.engine import EngineVector
 from troupe.common.envs.returned import BadReturn, check_observation, check_outcome
 from troupe.common.envs.slots import SlotVector
+from troupe.common.runtime import run_main
+from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.spaces import ActionSpec
 
 BROKEN = "tests.envs.broken:Broken-v0"
@@ -89,6 +93,15 @@ def test_where_ctrl_c_raises_nothing_the_environment_did() -> None:
     finally:
         signal.signal(signal.SIGINT, former)
     assert "raised KeyboardInterrupt (broken.py:80) at step 1, slot 1" in str(env.failures[0])
+
+
+def test_ctrl_c_while_an_engine_closes_ends_a_command() -> None:
+    engine = SimpleNamespace(_engine=SimpleNamespace(close=lambda: signal.raise_signal(signal.SIGINT)))
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run_main(lambda: EngineVector._shut(engine)) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 @pytest.mark.parametrize("how", ["nan", "shape", "none", "old interface", "exit"])
