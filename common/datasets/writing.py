@@ -132,7 +132,9 @@ class DatasetWriter:
         """
         # Looked at before: of a file that HDF5 could not write as a whole, nothing can be read any more.
         arrays_bytes = trajectory.obs.nbytes + trajectory.actions.nbytes + trajectory.rewards.nbytes
-        if shutil.disk_usage(self._hidden).free < 2 * arrays_bytes + _MARGIN_BYTES:
+        room = shutil.disk_usage(self._hidden)
+        # Some file systems, such as tmpfs without a limit, say that they have 0 bytes in all.
+        if room.total and room.free < 2 * arrays_bytes + _MARGIN_BYTES:
             raise self._kept(self._refused(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         spec, flags = self.spec, np.zeros((2, trajectory.steps), bool)
         flags[0 if trajectory.terminated else 1, -1] = True

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import h5py
 import minari
@@ -227,6 +228,13 @@ def test_episodes_before_the_disk_is_full_are_kept(disk, monkeypatch):
     del writer
     for one, two in zip(made, Dataset(folder).trajectories(spec), strict=True):
         np.testing.assert_array_equal(one.obs, two.obs)
+
+
+def test_a_file_system_that_says_nothing_of_its_room_takes_episodes(datasets, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(total=0, free=0))
+    writer = DatasetWriter("my/test-v0", SPECS["reals"])
+    writer.add(next(iter(episodes(writer.spec))))
+    assert writer.episodes == 1
 
 
 KILLED = """
