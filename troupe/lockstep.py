@@ -21,7 +21,7 @@ import torch
 from troupe.certificate import Certificate, Weights, circumstances, differences
 from troupe.common.config import Config, check_resumable, read_config
 from troupe.common.data.inserts import SERIAL
-from troupe.common.envs import VectorEnv, make_vector
+from troupe.common.envs import VectorEnv, make_spec, make_vector
 from troupe.common.envs.base import split_slots
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal
@@ -44,6 +44,9 @@ def train(config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = Fal
     """Train until the run is complete or a stop is asked for; a run that is resumed has checkpoints."""
     config = repeatable_config(config)
     with hold_run_dir(run_dir), repeatable():
+        if not resume:
+            # One more than are kept: the oldest goes when the newest is whole.
+            check_room(config, make_spec(config.env), run_dir, config.learner.keep_checkpoints + 1)
         training = LockstepTraining(config, run_dir, stop, resume=resume)
         try:
             training.run()
@@ -119,8 +122,6 @@ class LockstepTraining(SerialTraining):
             for line in differences(self.certificate.made_with, here.made_with):
                 self.say(f"different from when the run began: {line}")
         else:
-            # One more than are kept: the oldest goes when the newest is whole.
-            check_room(self.config, self.spec, self.run_dir, self.config.learner.keep_checkpoints + 1)
             self.write_config()
             self.begin_learning(_budget(self.config), resume=False)
             self.save_learning(copy="", inserted_items=0)

@@ -249,6 +249,11 @@ def test_verify_finds_a_run_equal(run_dir, capsys):
     assert f"equal: {count} of {count} certified updates, up to update {count}" in capsys.readouterr().out
 
 
+def test_verify_needs_no_room_for_the_whole_replay_and_its_copies(run_dir, monkeypatch):
+    monkeypatch.setattr("troupe.common.data.plan.disk_limit_bytes", lambda folder: 50_000)
+    assert cli.main(["verify", str(run_dir)]) == 0
+
+
 def test_verify_names_the_update_and_the_tensor_after_a_changed_line_of_the_configuration(copy, capsys):
     line = next(
         line for line in (copy / "config.toml").read_text().splitlines() if line.startswith("target_update")
