@@ -322,7 +322,7 @@ class Runner:
             return
         runs = "1 run" if len(running) == 1 else f"{len(running)} runs"
         self._stop.set()  # also after an exception: the runs are stopped from here, and have not failed
-        self.say(f"stopping {runs} with a checkpoint each (a second signal stops at once)")
+        self.say(f"stopping {runs} (a second signal stops at once)")
         for job in running:
             job.stop()
         # A second Ctrl-C reaches this process only, since each run has a process group of its own: it is
