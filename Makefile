@@ -23,7 +23,7 @@ DEPLOY_VENV := .venv-deploy
 BENCHMARKS := $(filter-out __init__ common forgetting replay_rig replay_load replay_scale scale system_peers, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # Processes of tests: most of them wait for services. A file's tests stay together.
-WORKERS ?= 3
+WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Seconds: `make chaos SOAK=3600` is one long run with few faults, and nothing else.

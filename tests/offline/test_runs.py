@@ -38,7 +38,7 @@ def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_pat
         }
     assert metric(run_dir, "eval/episode_return")
 
-    output = start("resume", run_dir, "--total-steps", 200, *UNSEEN, *OPTIONS).wait()
+    output = start("resume", run_dir, "--total-steps", 200, *OPTIONS).wait()
     assert status(run_dir)["updates"] == 200
     assert "600 items restored" in output
     assert "reading the data set" not in output
