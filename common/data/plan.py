@@ -74,14 +74,14 @@ def check_room(folder: Path, tables: Sequence[TableConfig], obs_bytes: int, copi
     `obs_bytes` is what one step's observation takes at least: 0 where it is compressed. Every item of a table
     that keeps what it has begins at a step of its own. The disk also has to hold `copies` of all of it.
     """
-    memory, disk = memory_limit_bytes(), disk_limit_bytes(folder)
-    _, limit, name = min((memory, memory, "memory"), (disk // (1 + copies), disk, "disk"))
     items = max((table.capacity for table in tables if not table.is_queue), default=0)
     wanted = sum(table.slots for table in tables) * TABLE_BYTES_PER_ITEM + items * obs_bytes
-    with_copies = ""
-    if copies and name == "disk":
+    limit, name, with_copies = memory_limit_bytes(), "memory", ""
+    disk = disk_limit_bytes(folder)
+    if disk // (1 + copies) < limit:
+        limit, name = disk, "disk"
         wanted *= 1 + copies
-        with_copies = f" with the {copies} copies of it that checkpoints need"
+        with_copies = f" with the {copies} copies of it that checkpoints need" if copies else ""
     if wanted > limit * MAX_SHARE:
         most = max(table.capacity for table in tables)
         raise ConfigError(

@@ -132,13 +132,13 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
     read = [run.series([*names, EVALUATION_AGE, LEVELS_PLAYED, LEVELS]) for run in runs]
     if metric and not any(series[metric] for series in read):
         raise ConfigError(f"no run has values of {metric!r} in its metrics.csv")
+    tasks: dict[str, list[tuple[Run, dict[str, Series]]]] = {}
+    for run, each in zip(runs, read, strict=True):
+        tasks.setdefault(run.env_id, []).append((run, each))
     if not metric:
-        for task in dict.fromkeys(run.env_id for run in runs):
-            _value_training_alike([each for each in zip(runs, read, strict=True) if each[0].env_id == task])
-    metrics = {
-        task: _metric([each for run, each in zip(runs, read, strict=True) if run.env_id == task], names)
-        for task in dict.fromkeys(run.env_id for run in runs)
-    }
+        for members in tasks.values():
+            _value_training_alike(members)
+    metrics = {task: _metric([each for _, each in members], names) for task, members in tasks.items()}
     # Evaluations where any task has them; tasks that have none are then compared among themselves.
     chosen = min(metrics.values(), key=names.index)
     labels = labelled([run.fields for run in runs], fields)

@@ -175,7 +175,7 @@ class SweepJob:
     cpus: int
     gpu: bool
     resources: Resources
-    options: Sequence[str] = ()
+    options: Sequence[str]
 
     @property
     def file(self) -> Path:

@@ -193,6 +193,14 @@ def test_where_no_data_set_can_be_nobody_plays_for_one(datasets, tmp_path, monke
     one_line(lambda: DatasetWriter("test-v0", spec), DatasetError, "cannot write the data set into .*file")
 
 
+def check_kept(refusal, made, spec):
+    """One line says where the episodes are, and there they are."""
+    assert "\n" not in refusal
+    folder = refusal.split("the episodes are in ")[1].split(",")[0]
+    for one, two in zip(made, Dataset(folder).trajectories(spec), strict=True):
+        np.testing.assert_array_equal(one.obs, two.obs)
+
+
 @pytest.mark.parametrize("name", ["my/test-v0", "my"])
 def test_episodes_that_cannot_be_put_in_their_place_are_kept(name, datasets):
     spec = SPECS["reals"]
@@ -207,11 +215,8 @@ def test_episodes_that_cannot_be_put_in_their_place_are_kept(name, datasets):
         place.mkdir()
     with pytest.raises(DatasetError, match="which --offline takes") as refused:
         writer.finish()
-    assert "\n" not in str(refused.value)
-    folder = str(refused.value).split("the episodes are in ")[1].split(",")[0]
     del writer
-    for one, two in zip(made, Dataset(folder).trajectories(spec), strict=True):
-        np.testing.assert_array_equal(one.obs, two.obs)
+    check_kept(str(refused.value), made, spec)
 
 
 def test_episodes_before_the_disk_is_full_are_kept(disk, monkeypatch):
@@ -223,11 +228,8 @@ def test_episodes_before_the_disk_is_full_are_kept(disk, monkeypatch):
     leave(disk, 1 << 16)
     with pytest.raises(DatasetError, match=r"No space left on device.*; the episodes are in ") as refused:
         writer.add(made[0])
-    assert "\n" not in str(refused.value)
-    folder = str(refused.value).split("the episodes are in ")[1].split(",")[0]
     del writer
-    for one, two in zip(made, Dataset(folder).trajectories(spec), strict=True):
-        np.testing.assert_array_equal(one.obs, two.obs)
+    check_kept(str(refused.value), made, spec)
 
 
 def test_a_file_system_that_says_nothing_of_its_room_takes_episodes(datasets, monkeypatch):

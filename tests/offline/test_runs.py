@@ -15,7 +15,6 @@ from troupe.common.datasets import Dataset
 from troupe.common.envs import make_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-UNSEEN = ("--evaluator.enabled", "false")
 SMALL = ("--agent.mlp_units", "[16]", "--replay.batch_size", 32, *OPTIONS)
 
 
@@ -54,8 +53,9 @@ def test_a_run_learns_from_a_data_set_and_one_with_actors_goes_on(start, tmp_pat
         assert one.actions.tobytes() == two.actions.tobytes()
         assert one.rewards.astype("f4").tobytes() == two.rewards.astype("f4").tobytes()
 
-    fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 1000, *UNSEEN)
-    output = start("train", "pendulum-iql", *fields, "--replay.min_items", 100, *SMALL).wait()
+    fields = ("--init-from", run_dir, "--run-dir", tmp_path / "online", "--total-steps", 1000)
+    fields = (*fields, "--evaluator.enabled", "false", "--replay.min_items", 100)
+    output = start("train", "pendulum-iql", *fields, *SMALL).wait()
     assert "complete at" in output
     assert status(tmp_path / "online")["updates"] > 0
 

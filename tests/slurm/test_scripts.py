@@ -48,6 +48,7 @@ SWEEP = SweepJob(
     cpus=4,
     gpu=False,
     resources=Resources(),
+    options=[],
 )
 SCRIPTS = {
     "run.sh": script.run_script(RUN_JOB, PROGRAM),
