@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 from contextlib import ExitStack
 from pathlib import Path
@@ -131,7 +132,7 @@ class Learner:
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)
         self._complete_before = self._complete()  # nobody waits for what an earlier session has ended with
-        self._measured_s = system.monotonic()
+        self._measured_s = -math.inf  # the first update is measured: a short run has few
         self._spent = Spent()
         self._learned = False
 

@@ -67,6 +67,14 @@ def test_a_complete_run_ends_by_itself(tmp_path):
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 50
 
 
+def test_the_first_update_is_measured(tmp_path, monkeypatch):
+    """A short run has few: nothing said why it did not learn where all were made within the period."""
+    monkeypatch.setattr(service, "METRICS_PERIOD_S", 3600.0)
+    running = run_learner(make_config(tmp_path), tmp_path)
+    assert running.service._wish().measure
+    running.end()
+
+
 def test_a_run_that_learned_from_little_of_what_it_counts_says_so(tmp_path, monkeypatch, caplog):
     """As behind a shard that acknowledges everything and hands out nothing."""
     monkeypatch.setattr(totals, "SLACK_STEPS", 0)
