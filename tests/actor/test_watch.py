@@ -118,7 +118,8 @@ def test_a_hang_is_counted_once_while_it_lasts(
     threading.Thread(target=env.step, args=(np.zeros(2, np.int64),), daemon=True).start()
     until(lambda: reports)
     assert reports[0][0] == {"actor/env_restarts_total": 0.0, "actor/env_hangs_total": 1.0}
-    assert reports[0][1].startswith(f"{BROKEN} hangs at step 2, slot 0, for 2 s")
+    told = f"{BROKEN} hangs at step 2, slot 0, for "
+    assert reports[0][1] in (f"{told}2 s", f"{told}3 s")  # a look may be a second after the one before
     watched.look(4.0)
     assert reports[-1][0] == reports[0][0], "one hang, however long"
     assert int(reports[-1][1].split()[-2]) >= 6

@@ -9,6 +9,7 @@ import pytest
 
 from tests.experiments.folders import make_run
 from tests.harness import end_tree
+from tests.replay.ports import free_port
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.services.board.command import _token, board, listen
 from troupe.services.launcher.supervisor import FINAL_EXIT_CODES
@@ -69,9 +70,7 @@ def test_an_address_that_others_reach_needs_a_token(start, tmp_path):
     ],
 )
 def test_the_address_that_browsers_use_decides_about_the_token(start, tmp_path, published, printed, status):
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    listener.close()
+    port = free_port()
     _, address = start(
         tmp_path, "--port", port, "--host", "0.0.0.0", "--published", published, TROUPE_BOARD_TOKEN=""
     )
@@ -90,7 +89,7 @@ def test_the_address_that_browsers_use_decides_about_the_token(start, tmp_path, 
 
 def test_beside_a_training_it_serves_at_one_port_or_ends(tmp_path):
     run = make_run(tmp_path / "run")
-    listener = listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", free_port())
     port = listener.getsockname()[1]
     command = [sys.executable, "-P", "-m", "troupe.services.board.beside", str(run), str(port)]
     done = subprocess.run(command, capture_output=True, text=True)

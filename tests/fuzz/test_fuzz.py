@@ -9,7 +9,6 @@ import collections
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 
 from tests.harness import CHAOS, Context, insert, until
 from tests.replay import processes
+from tests.replay.ports import free_port
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.replay.client import ReplayClient
@@ -47,14 +47,6 @@ RUN = {
     "TROUPE_NET__TENSORBOARD_PORT": "0",
     "TROUPE_REPLAY__CAPACITY_ITEMS": "5000",
 }
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return [f"tcp://127.0.0.1:{port}" for port in ports]
 
 
 class Services:
@@ -195,7 +187,7 @@ TABLES = ("--table", "default:capacity=500", "--table", "mine:capacity=200_000")
 
 
 def test_without_keys(services, tmp_path):
-    (endpoint,) = free_ports(1)
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     words = ("--bind", endpoint, "--data-dir", tmp_path / "data", "--max-bytes", 1 << 30)
     services.start("replay", "troupe.services.replay", "serve", *words, *TABLES)
     good = GoodClient(endpoint)
@@ -217,7 +209,7 @@ def test_without_keys(services, tmp_path):
 def test_with_every_key(services, tmp_path):
     keys, run_dir = tmp_path / "keys", tmp_path / "run"
     make_keys(keys)
-    control, announce, inference, shard, other = free_ports(5)
+    control, announce, inference, shard, other = (f"tcp://127.0.0.1:{free_port()}" for _ in range(5))
     sockets = ("--control", control, "--announce", announce, "--inference", inference)
     services.start(
         "learner",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from troupe.common.config import config_from_dict
 from troupe.common.runtime import run_main
-from troupe.services.launcher import launcher, progress, silence
+from troupe.services.launcher import findings, launcher
 from troupe.services.launcher.supervisor import ChildSpec
 
 SERVICE = Path(__file__).with_name("fake_service.py")
@@ -29,9 +29,9 @@ def child_specs(config, run_dir, sockets, tensorboard, board, *, resume):
 
 if __name__ == "__main__":
     launcher.child_specs = child_specs
-    silence._LIMIT_S = 2.0
     launcher._LEARNER_STOP_S = launcher._OTHERS_STOP_S = 100.0  # a busy machine needs more than a run
-    progress._SETTLED_S = 2.0  # nothing gets warm here
+    launcher._PANEL_PERIOD_S = 0.1  # several looks at a run of a second
+    findings._SETTLED_S = 2.0  # nothing gets warm here
     values = {
         "run": {"total_steps": TOTAL_STEPS, "log_every_s": 0.2},
         "env": {"id": "gym:CartPole-v1"},

@@ -68,7 +68,8 @@ def test_learns_through_kills_an_interrupt_and_a_resume(start, tmp_path, capsys)
 
 def test_a_run_that_does_not_keep_its_replay_says_that_it_fills_it_again(start, tmp_path):
     run_dir = tmp_path / "run"
-    fields = {"replay.durable": "none", "replay.min_items": "5000", "evaluator.enabled": "false"}
+    # So many that a line is written while they are made, however fast.
+    fields = {"replay.durable": "none", "replay.min_items": "40000", "evaluator.enabled": "false"}
     config = make_config(tmp_path, **fields)
     make_directory(run_dir, "run directory")
     (run_dir / "config.toml").write_text(to_toml(config))
@@ -77,7 +78,7 @@ def test_a_run_that_does_not_keep_its_replay_says_that_it_fills_it_again(start, 
     learner.end()
     again = start("resume", run_dir, "--actor.slots", 1, *OPTIONS)
     again.wait_until(lambda: "filling replay before learning starts" in again.output.read_text())
-    line = "replay starts empty, refills 5,000 items before learning goes on"
+    line = "replay starts empty, refills 40,000 items before learning goes on"
     again.wait_until(lambda: line in again.output.read_text())
     again.process.send_signal(signal.SIGINT)
     assert "to continue" in again.wait()

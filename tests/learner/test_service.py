@@ -282,11 +282,12 @@ def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
     try:
         before = report(config, {}, steps=20)
         begun(tmp_path)
+        until(lambda: learner.counters.steps == 20)
         disk = SlowDisk(monkeypatch)
-        learner._next_checkpoint = 0.0
+        learner.checkpoints._next_s = 0.0
         assert disk.waits.wait(60)
         learner.agent.load_params({name: array + 1 for name, array in before.params.items()})
-        learner._next_checkpoint = 0.0  # the next one is due, and waits for the disk
+        learner.checkpoints._next_s = 0.0  # the next one is due, and waits for the disk
         report(config, {}, steps=30)
         until(
             lambda: json.loads((tmp_path / "status.json").read_text())["steps"] >= 50,

@@ -12,6 +12,7 @@ import zmq
 
 from tests.harness import LOOPBACK, until
 from tests.replay import processes
+from tests.replay.ports import free_port
 from tests.wire.security.secured import secured
 from tests.wire.zmtp import RawPeer, frame
 from troupe.common.errors import ConfigError
@@ -36,9 +37,7 @@ def memory_mb(process) -> float:
 @pytest.fixture
 def shard(tmp_path):
     """A shard's process, and its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     process = processes.start(tmp_path / "data", endpoint, "--table", "default:capacity=1000")
     yield process, endpoint
     process.kill()

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.harness import LOOPBACK, until
+from tests.replay.ports import free_port
 
 ACTOR = """
 import sys, time, zmq
@@ -59,7 +60,7 @@ def test_the_slots_of_a_killed_actor_are_leased_again(serve, connect, spawn):
 
 
 def test_a_killed_learner_is_joined_again(connect, spawn):
-    process, endpoint = spawn(LEARNER, LOOPBACK)
+    process, endpoint = spawn(LEARNER, f"tcp://127.0.0.1:{free_port()}")
     client = connect(endpoint, "actor-0", slots_wanted=3)
     client.join(60)
     session = client.state.session

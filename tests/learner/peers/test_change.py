@@ -125,6 +125,7 @@ def test_the_others_go_on_while_one_is_waited_for_and_take_it_in_when_it_comes(s
     until(lambda: len(owner.sizes) > before + 20)
     assert owner.sizes[before:] == [2] * len(owner.sizes[before:]), "it has not come"
     silent.close("done")
+    monkeypatch.setattr(change, "PATIENCE_S", 240.0)  # of a machine that is busy
     (third,) = start("learner-2")
     until(together([owner, second, third]))
     assert (owner.team.lost, second.team.lost) == (0, 0)
