@@ -24,7 +24,7 @@ def played(client, given, version):
 
 @pytest.fixture
 def server(serve):
-    server = serve(evaluations=Evaluations(6, 2, 0.0, 600.0), liveness_s=2.0)
+    server = serve(evaluations=Evaluations(6, 2, 0.0, 600.0))
     server.publish(5, params(5))
     return server
 
