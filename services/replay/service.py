@@ -53,6 +53,7 @@ class ReplayService:
 
     def run(self) -> None:
         """The main loop."""
+        self._report()  # not only after a second, by which a short run may be over
         loop = watchdog.Loop("the shard")
         while not self._done():
             # Bounded, or a flood of inserts would leave the learner's parked requests waiting.

@@ -4,20 +4,24 @@ import json
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zmq
 
-from tests.harness import control_server, until
+from tests.harness import InThread, control_server, until
 from tests.replay import processes
 from tests.replay.ports import free_port
+from tests.replay.storage.replays import open_replay
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import ConfigError, PeerError
-from troupe.common.wire import messages
+from troupe.common.runtime.lifecycle import StopSignal
+from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message, decode, encode
 from troupe.common.wire.replay.client import ReplayRefusedError
-from troupe.services.replay import shard
+from troupe.services.replay import rates, shard
+from troupe.services.replay.service import ReplayService
 from troupe.services.replay.shard import address_towards
 
 
@@ -296,6 +300,23 @@ def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
         process.kill()
         process.wait()
         control.stop()
+
+
+def test_it_reports_when_it_begins_to_serve(tmp_path, context, monkeypatch):
+    """A resumed run of few steps was over before it heard what its replay had kept."""
+    monkeypatch.setattr(rates, "PERIOD_S", 3600.0)
+    told, stop = [], StopSignal()
+    control = SimpleNamespace(
+        check=lambda: None, state=SimpleNamespace(stopping=False), send_telemetry=told.append
+    )
+    replay = open_replay(tmp_path, 10)
+    router = sockets.make_router(context, f"ipc://{tmp_path}/shard")
+    running = InThread(ReplayService(replay, router, stop, control), stop)
+    try:
+        until(lambda: told)
+    finally:
+        running.end()
+    assert told[0]["replay/restored_items"] == 0
 
 
 def test_signals_end_it_at_once_and_its_last_line_says_so(server, client, tmp_path):
