@@ -142,6 +142,15 @@ def test_usr1_ends_what_is_kept_with_term(tmp_path: Path) -> None:
     assert (tmp_path / "termed").exists()
 
 
+def test_usr1_that_comes_before_the_number_of_the_command_is_known_ends_it_too(tmp_path: Path) -> None:
+    text = SCRIPTS["run.sh"]
+    keep = text[text.index("keep() {") : text.index("export -f keep")].replace(
+        "child=$!", "kill -USR1 $$; child=$!"
+    )
+    done = subprocess.run(["bash", "-euc", f"{keep}\nkeep sleep 600"], cwd=tmp_path, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_slurm_puts_nothing_in_the_place_of_a_percent_sign_in_a_path(kind: str) -> None:
     """`%u` would be a user: the job would write its log, or fail to, somewhere else."""

@@ -18,13 +18,15 @@ export learner
 
 # Run a command, and again when it dies; not where it ends with 0 (complete), 2 (configuration), 3 (no learner), 4 (keys) or 5 (checkpoint).
 keep() {
-  local child status=0 stop='' again
+  local child='' status=0 stop='' again
   # TERM comes from Slurm, to every process of the job. USR1 is for this one, which tells its command.
   trap 'stop=1 again=1' TERM
-  trap 'stop=1 again=1; kill -TERM "$child" 2>/dev/null' USR1
+  trap 'stop=1 again=1; kill -TERM "$child" 2>/dev/null || true' USR1
   while [ -z "$stop" ]; do
     "$@" &
     child=$! again=1
+    # It was not told of a signal that came before its number was known.
+    if [ -n "$stop" ]; then kill -TERM "$child" 2>/dev/null || true; fi
     # A signal ends a wait, not the process that is waited for.
     while [ -n "$again" ]; do
       again='' status=0
