@@ -116,11 +116,12 @@ def test_a_line_break_where_a_comment_would_end_is_refused(job: RunJob) -> None:
         script.run_script(job, PROGRAM)
 
 
+KEEP = "keep() {" + SCRIPTS["run.sh"].partition("keep() {")[2].partition("export -f keep")[0]
+
+
 def _keep(folder: Path, command: str) -> subprocess.Popen[str]:
     """`keep` of a run's script around a command of bash; its pauses are left out."""
-    text = SCRIPTS["run.sh"]
-    keep = text[text.index("keep() {") : text.index("export -f keep")]
-    words = ["bash", "-c", f"{keep}\nsleep() {{ :; }}\nkeep bash -c {command!r}"]
+    words = ["bash", "-c", f"{KEEP}\nsleep() {{ :; }}\nkeep bash -c {command!r}"]
     return subprocess.Popen(words, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -143,10 +144,7 @@ def test_usr1_ends_what_is_kept_with_term(tmp_path: Path) -> None:
 
 
 def test_usr1_that_comes_before_the_number_of_the_command_is_known_ends_it_too(tmp_path: Path) -> None:
-    text = SCRIPTS["run.sh"]
-    keep = text[text.index("keep() {") : text.index("export -f keep")].replace(
-        "child=$!", "kill -USR1 $$; child=$!"
-    )
+    keep = KEEP.replace("child=$!", "kill -USR1 $$; child=$!")
     done = subprocess.run(["bash", "-euc", f"{keep}\nkeep sleep 600"], cwd=tmp_path, timeout=60)
     assert done.returncode == 128 + signal.SIGTERM
 
