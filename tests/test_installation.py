@@ -1,3 +1,4 @@
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import troupe
 from troupe.common import installation
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,12 @@ def test_the_distribution_is_the_one_that_is_built():
         path for path in texts() if re.search(r"(?<![/\\w])troupe\[\w", path.read_text("utf-8", "ignore"))
     ]
     assert not wrong
+
+
+def test_the_package_has_the_version_of_the_installed_distribution():
+    version = importlib.metadata.version(installation.DISTRIBUTION)
+    assert troupe.__version__ == version
+    assert "__version__" in dir(troupe)
 
 
 def test_in_a_checkout_an_extra_comes_from_the_checkout(monkeypatch, tmp_path):

@@ -109,6 +109,10 @@ if _is_own_process():
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from troupe.common.installation import version
+
+        return version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")
@@ -117,4 +121,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, "__version__"})
