@@ -30,7 +30,7 @@ from troupe.common.runtime.files import CONFIG_FILE, hold_run_dir
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.joined import JoinedVector
 from troupe.serial import SerialTraining
-from troupe.services.launcher.training import check_room
+from troupe.services.launcher.training import check_repeatable, check_room
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.replay.storage.snapshot import Snapshot, restore_snapshot
 
@@ -74,10 +74,7 @@ def repeatable_config(config: Config) -> Config:
     Raises:
         ConfigError: it asks for what does not repeat itself.
     """
-    if config.learner.device != "cpu":
-        raise ConfigError(
-            f"--deterministic computes on the CPU: set learner.device to cpu, not {config.learner.device}"
-        )
+    check_repeatable(config)
     agent = config.agent
     if getattr(agent, "compute_dtype", "") == "auto":  # which a race of both formats would decide
         agent = agent.model_copy(update={"compute_dtype": "float32"})

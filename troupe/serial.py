@@ -66,11 +66,6 @@ class SerialTraining:
 
     def __init__(self, config: Config, run_dir: Path, stop: StopSignal) -> None:
         self.config, self.run_dir, self.stop = config, run_dir, stop
-        if config.evaluator.elo_games:
-            raise ConfigError(
-                "evaluator.elo_games needs an evaluator process: set it to 0, or leave out --serial and "
-                "--deterministic"
-            )
         self.spec, self.mixture = make_spec(config.env), Mixture(config)
         self.folder = run_dir / SERIAL_FOLDER
         self.inserts = self.sampled = 0

@@ -16,7 +16,7 @@ from troupe.services.experiments import population, search
 from troupe.services.experiments.halving import check_enough
 from troupe.services.experiments.plan import Planned, Sweep, values_file
 from troupe.services.experiments.space import ends
-from troupe.services.launcher.training import check_one_process, check_runnable
+from troupe.services.launcher.training import check_one_process, check_repeatable, check_runnable
 
 if TYPE_CHECKING:
     from troupe.common.config import Loaded
@@ -55,6 +55,7 @@ def check(sweep: Sweep, *, at_once: int = 1) -> dict[str, int]:
                 population.check(sweep.source, sweep.space, config, len(planned), interval_steps)
             if sweep.section.deterministic:
                 check_one_process(config)
+                check_repeatable(config)
             totals[run.name] = config.run.total_steps
             port = config.net.metrics_port
             if at_once > 1 and port and ports.setdefault(port, run.name) != run.name:

@@ -207,6 +207,19 @@ def check_one_process(config: Config) -> None:
             f"runs with --serial and --deterministic send nothing to {', '.join(config.run.trackers)}: add "
             "--run.trackers '[]', or leave out --serial and --deterministic"
         )
+    if config.evaluator.elo_games:
+        raise ConfigError(
+            "evaluator.elo_games needs an evaluator process: set it to 0, or leave out --serial and "
+            "--deterministic"
+        )
+
+
+def check_repeatable(config: Config) -> None:
+    """Refuse what does not repeat itself to the last bit."""
+    if config.learner.device != "cpu":
+        raise ConfigError(
+            f"--deterministic computes on the CPU: set learner.device to cpu, not {config.learner.device}"
+        )
 
 
 def check_unused(run_dir: Path) -> None:

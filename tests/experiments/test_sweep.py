@@ -200,6 +200,20 @@ def test_deterministic_runs_stay_so(begun, tmp_path, monkeypatch):
         running.parse("f.toml", tables, {})
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("learner.device", "cuda", "set learner.device to cpu, not cuda"),
+        ("evaluator.elo_games", "10", "elo_games needs an evaluator process"),
+        ("run.trackers", '["mlflow"]', "send nothing to mlflow"),
+    ],
+)
+def test_what_no_deterministic_run_can_is_refused_before_the_first(field, value, told):
+    tables = {"sweep": {"preset": "cartpole-ppo", "seeds": 1, "deterministic": True}}
+    with pytest.raises(running.ConfigError, match=told):
+        checks.check(running.parse("f.toml", tables, {field: value}))
+
+
 @pytest.mark.slow
 def test_two_deterministic_runs_at_a_time(tmp_path, command):
     fields = ["--total-steps", "600", "--evaluator.enabled", "false", "--env.check_timeout_s", "0"]

@@ -22,6 +22,7 @@ from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import load_checkpoint, load_newest
 from troupe.common.runtime.files import read_status
 from troupe.serial import SerialTraining
+from troupe.services.launcher import training
 from troupe.services.launcher.workspace import claimed_run_dir
 
 QUICK = ["--env.check_timeout_s", "0", "--run.log_every_s", "0.5"]
@@ -266,7 +267,9 @@ def test_earlier_versions_play_here_too_and_repeat_themselves(tmp_path):
     assert {"actor/opponent_win_rate", "actor/opponent_version/2", "train/episode_return"} <= told.keys()
     for name, array in found[0].items():
         np.testing.assert_array_equal(array, found[1][name])
-    config = load_config("cartpole-ppo", None, fields | {"evaluator.elo_games": "10"})
+    rated = fields | {"evaluator.elo_games": "10"}
     with pytest.raises(ConfigError, match=r"evaluator.elo_games needs an evaluator process"):
-        SerialTraining(config, tmp_path / "no", StopSignal())
+        training.train(
+            "cartpole-ppo", tmp_path / "no", overrides=rated, instead=lambda *_: pytest.fail("began")
+        )
     assert not (tmp_path / "no").exists()
