@@ -208,6 +208,17 @@ def test_exit_codes_of_a_body():
     assert run_main(lambda: 4) == 4
 
 
+def test_nothing_is_left_to_look_through_for_cycles_at_the_end(python):
+    code = """
+        import atexit, gc
+        from troupe.common.runtime import run_main
+        atexit.register(lambda: print(gc.get_freeze_count(), len(gc.get_objects())))  # called last
+        run_main(lambda: 0)
+        """
+    frozen, others = map(int, python(code).communicate(timeout=60)[0].split())
+    assert frozen > 1000 > others
+
+
 def test_log_file_and_level(tmp_path):
     setup_logging("actor-3", tmp_path / "logs" / "a.log", "warning")
     logging.info("not this")
