@@ -1,7 +1,7 @@
 """`make report`: docs/scores.md, a table of every recorded training, from the kept `metrics.csv` of its runs.
 
-Nothing of it is typed but what the files do not hold: docs/results/runs.toml has preset and options (or sweep
-and run) and commit.
+Nothing of it is typed but what the files do not hold: docs/results/runs.toml has preset or algo and options
+(or sweep and run) and commit.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _row(entry: dict[str, Any], runs: list[Recorded], name: str) -> str:
     if "sweep" in entry:
         training = f"{entry['sweep']}: {entry['run']}"
     else:
-        training = " ".join(filter(None, [entry["preset"], entry.get("options", "")]))
+        chosen = entry["preset"] if "preset" in entry else f"--algo {entry['algo']}"
+        training = " ".join(filter(None, [chosen, entry.get("options", "")]))
     files = ", ".join(f"[{run.seed}](results/{name}-{run.seed}.csv.gz)" for run in runs)
     last = [run.last for run in runs]
     interval = "one run"

@@ -9,6 +9,7 @@ import pytest
 
 from docs import report
 from troupe.common.config import load_config
+from troupe.services.launcher import by_kind
 
 SCORES = report.RESULTS.parent / "scores.md"
 SWEEPS = SCORES.parents[1] / "configs" / "sweeps"
@@ -26,7 +27,11 @@ def test_every_recorded_training_can_be_started():
             continue
         words = entry.get("options", "").replace("--deterministic", "").split()  # which takes no value
         names = [word.removeprefix("--") for word in words[::2]]
-        load_config(entry["preset"], None, dict(zip(names, words[1::2], strict=True)))
+        fields = dict(zip(names, words[1::2], strict=True))
+        if "algo" in entry:
+            by_kind.load(entry["algo"], None, fields, {})
+        else:
+            load_config(entry["preset"], None, fields)
 
 
 def test_scores_are_those_in_the_files():
