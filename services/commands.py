@@ -88,8 +88,8 @@ _HEAD = """\
 To complete commands, presets, options and fields with the Tab key (except fields of `[agent]`), add
 `eval "$(register-python-argcomplete troupe)"` to `~/.bashrc` or `~/.zshrc`. `troupe COMMAND --help` prints
 the text below. Commands that take `--SECTION.FIELD VALUE` take every [field of the
-configuration](configuration.md); `troupe config explain` lists them. An invalid input is answered in one line
-that names the nearest valid one. `make help` lists the targets for developers and for the cloud.
+configuration](configuration.md); `troupe config explain` lists them. If an option or a value is invalid, one
+line says so and names the nearest valid one. `make help` lists the targets for developers and for the cloud.
 
 """
 

@@ -93,7 +93,7 @@ def _deterministic(config: Config, run_dir: Path, *, resume: bool = False) -> No
     with _traceback_shown():
         lockstep.train(config, run_dir, StopSignal().install(), resume=resume)
     print(f"run directory: {run_dir}")
-    print("to repeat its first minute and compare the weights:")
+    print("to repeat it for a minute and compare the weights:")
     print(f"  {own_command()} verify {shell_path(run_dir)}")
 
 
@@ -124,9 +124,9 @@ def resume_parser() -> argparse.ArgumentParser:
     parser = field_parser(
         "resume",
         "RUN [OPTION ...]",
-        "Continue a run. Tunable fields may change, structural fields may not. Operational fields\n"
-        "(addresses, ports) come from the command line, environment variables, preset or defaults, never\n"
-        "from the run.",
+        "Continue a run. Tunable fields may change, structural fields may not; `troupe config explain\n"
+        "FIELD` says which a field is. Operational fields (addresses, ports) come from the command line,\n"
+        "environment variables, preset or defaults, never from the run.",
     )
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="directory of the run")
     _add_run_options(parser)
@@ -159,8 +159,8 @@ def verify_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="troupe verify",
         usage="troupe verify RUN [OPTION ...]",
-        description="Repeat the first minute of a run of `troupe train --deterministic`, and compare the "
-        "weights with its certificate.json: `equal`, or the first update and tensor that differ.",
+        description="Repeat a run of `troupe train --deterministic` for a minute, and compare the weights "
+        "with its certificate.json: `equal`, or the first update and tensor that differ.",
         epilog="exit codes: 0 equal, 1 different, 2 no such run, 5 damaged certificate",
     )
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="directory of the run")

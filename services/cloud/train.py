@@ -34,7 +34,8 @@ def train_parser() -> argparse.ArgumentParser:
         "cloud train",
         "PRESET --budget DOLLARS [OPTION ...]",
         "Train in AWS until a goal is reached or a budget is used up, fetch the run, destroy everything.\n"
-        "Actors follow the learner's appetite. Needs Terraform, AWS's command line, images: docs/aws.md.\n"
+        "Adds actors while the learner waits for batches, and removes some while it hardly waits. Needs\n"
+        "Terraform, AWS's command line and images: docs/aws.md.\n"
         "The same command with the --run-dir of a run goes on with it, as after a crash of this computer.",
     )
     add_machines(parser)
@@ -67,9 +68,7 @@ def train_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="on this computer (default: runs/PRESET-DATE-TIME)"
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what it costs and how long it lasts, no more"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what it costs and how long it lasts")
     return parser
 
 
@@ -149,7 +148,7 @@ def stop_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="troupe cloud stop",
         usage="troupe cloud stop RUN",
-        description="End a run of `troupe cloud train`, whose command has died or was given up: its machines "
+        description="End a run of `troupe cloud train`, whose command died or was abandoned: its machines "
         "stop with a checkpoint, its files are fetched, and everything in AWS is destroyed.",
     )
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory on this computer")

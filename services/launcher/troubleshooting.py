@@ -22,8 +22,8 @@ troupe doctor runs/my-run              # and a run directory
 troupe why runs/my-run                 # why a run does not learn
 ```
 
-On another machine, `troupe doctor tcp://learner:5550` asks the learner of a running run; `--keys DIR` names
-the keys of a viewer.
+For a run on other machines, `troupe doctor tcp://learner:5550` asks its learner; `--keys DIR` names a
+directory with the keys of a viewer.
 
 `troupe doctor` prints one line per check: the subject, the figure, and `ok`, `note` or `wrong` with the fix.
 The exit code is 0 if nothing is wrong, otherwise 7. `--json` prints the same for programs.
@@ -53,8 +53,10 @@ The last rows are the least specific and appear only if no other row explains as
 """
 
 _TAIL = """
-Structural fields of `[replay]`, such as `compression` and `capacity_items`, can only change in a new run. See
-also [what services print while they wait](services.md#what-they-print), and
+To change a field of a run, stop it and give the field to `troupe resume RUN` as an option. Structural fields,
+such as `replay.compression` and `replay.capacity_items`, can only change in a new run:
+`troupe config explain FIELD` says which a field is. See also
+[what services print while they wait](services.md#what-they-print), and
 [what each failure looks like](architecture.md#what-failing-looks-like).
 """
 
@@ -67,9 +69,10 @@ troupe why runs/my-run                 # or several runs, running or ended
 ```
 
 This prints one line per problem found, the likeliest first: the problem, the figure, why it matters and the
-field that helps. If there is none, it prints `nothing found`. The last line of the panel is the first
-problem, by the newest values. Whether returns have risen is judged by training episodes, because an agent
-that has learned its task may rightly always do the same.
+field that helps. If there is none, it prints `nothing found`. The last line of the live panel
+shows the first of them, judged by the newest values. Several apply only if returns have not risen, because
+an agent that has learned its task may rightly always do the same; that is judged by training episodes. For
+how to change a field, see [above](#what-limits-a-run).
 
 | symptom | name | measured by | threshold | what helps |
 |---|---|---|---|---|
@@ -98,9 +101,9 @@ SHOWN = {
 
 _PLANTED = """
 This was tested with short runs of the services: ten with one planted fault each, the others with none.
-The table shows everything `troupe why` says about them (`python -m tests.doctor.faults` repeats them).
-Their machine was busy, so several were stopped before their last step. `healthy-swing`, a seventh of the
-preset's steps, had not learned yet.
+The table shows everything `troupe why` says about them (`python -m tests.doctor.faults` repeats them; its
+source lists what each changes). Their machine was busy, so several were stopped before their last step:
+`healthy-swing` after a seventh of the steps of `pendulum-ppo`, before it had learned.
 
 | run | `troupe why` says |
 |---|---|
