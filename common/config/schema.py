@@ -446,7 +446,10 @@ class Config(Section):
                 "actor.opponents needs actors that run the network themselves: set inference.mode to local"
             )
         ports = (
-            1 + self.replay.shards + self.actor.processes + self.evaluator.enabled * self.evaluator.processes
+            self.learner.processes
+            + self.replay.shards
+            + self.actor.processes
+            + self.evaluator.enabled * self.evaluator.processes
         )
         # Found here, not when the last of the services fails to bind.
         if self.net.metrics_port and self.net.metrics_port + ports > 65536:

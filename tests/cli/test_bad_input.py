@@ -91,6 +91,10 @@ BAD_INPUT = [
     ("replay serve --seed -1", ["--seed: should be at least 0"]),
     ("train cartpole-apex --net.metrics_port 65533", ["net.metrics_port (65533)", "at most 6553"]),
     (
+        "train pong-impala --learner.processes 3 --net.metrics_port 65531",
+        ["net.metrics_port (65531)", "of each of the 6 services: at most 65530"],
+    ),
+    (
         "train cartpole-apex --net.control tcp://127.0.0.1:7000 --net.replay tcp://127.0.0.1:7001",
         ["net.control, net.replay (command line) would have no effect", "leave out", "docs/services.md"],
     ),
