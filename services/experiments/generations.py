@@ -86,7 +86,7 @@ class Generations(Course):
                 why = f"its checkpoint at the end of the interval was not written: see {LOGS}/{job.name}.log"
                 job.state, job.error = "failed", why
             elif score is None:
-                job.state, job.error = "failed", "no episode of it was counted"
+                job.state, job.error = "failed", job.without_score
             else:
                 member.score = score
         if job.state == "failed":

@@ -134,7 +134,7 @@ class Study:
             self._study.tell(_number(job), state=TrialState.PRUNED)
         elif job.state in ("done", "failed"):
             # Optuna has no end without a value, and a missing score must not count as a bad one.
-            job.state, job.error = "failed", job.error or "no episode of it was counted"
+            job.state, job.error = "failed", job.error or job.without_score
             self._study.tell(_number(job), state=TrialState.FAIL)
 
     def best(self) -> tuple[str, float, dict[str, Any]] | None:

@@ -72,8 +72,10 @@ LAST_COLLECT_S = 2.0
 """The same for those that have come when the run stops."""
 FINAL_EVALUATION_S = 600.0
 """How long a run waits at its end for the last evaluation: games of a good Atari policy take minutes."""
-EVALUATOR_START_S = 60.0
-"""How long of that it waits for an evaluator that has not joined: in a short run it may be starting still."""
+EVALUATOR_START_S = 120.0
+"""How long of that it waits for an evaluator that has not joined: in a short run it may be starting still.
+
+On busy cores that takes over a minute, since others have priority; an unevaluated trial has no score."""
 
 
 class Learner:

@@ -111,9 +111,18 @@ def test_a_trial_without_an_evaluation_has_failed(tmp_path):
     study = search.Study(sweep(), tmp_path)
     job = study.ask()
     end(study, job, None)
-    assert (job.state, job.error) == ("failed", "no episode of it was counted")
+    assert (job.state, job.error) == ("failed", "no evaluation of it arrived: see the logs of its run")
     assert [job.state for job in study.jobs()] == ["failed"]
     assert study.best() is None
+
+
+def test_a_trial_that_is_not_evaluated_has_failed_without_an_episode(tmp_path):
+    study = search.Study(sweep(), tmp_path)
+    job = study.ask()
+    make_run(job.run_dir, returns=[], run__total_steps="1000", evaluator__enabled="false")
+    job.state = "done"
+    study.tell(job)
+    assert (job.state, job.error) == ("failed", "no episode of it was counted")
 
 
 def test_without_evaluators_a_trial_is_worth_its_returns_in_training(tmp_path):
