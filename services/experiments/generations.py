@@ -15,7 +15,7 @@ from troupe.services.experiments.groups import short_names
 from troupe.services.experiments.jobs import LOGS, Job
 from troupe.services.experiments.plan import Planned
 from troupe.services.experiments.population import Population
-from troupe.services.experiments.runs import is_run
+from troupe.services.experiments.runs import is_run, without_score
 from troupe.services.launcher.workspace import saved_steps
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Generations(Course):
                 why = f"its checkpoint at the end of the interval was not written: see {LOGS}/{job.name}.log"
                 job.state, job.error = "failed", why
             elif score is None:
-                job.state, job.error = "failed", job.without_score
+                job.state, job.error = "failed", without_score(run)
             else:
                 member.score = score
         if job.state == "failed":

@@ -73,14 +73,6 @@ class Job:
                 raise  # nobody knows what is there
             return None  # its configuration is being written
 
-    @property
-    def without_score(self) -> str:
-        """What to say of it if it is over and has no score."""
-        run = self.run()
-        if run is not None and run.is_evaluated:
-            return "no evaluation of it arrived: see the logs of its run"
-        return "no episode of it was counted"
-
     def check_place(self) -> None:
         """Refuse a link to a run that would be begun anew: `start` empties its directory."""
         if self.run_dir.is_symlink() and is_run(self.run_dir) and not has_checkpoint(self.run_dir):

@@ -147,6 +147,13 @@ class Run:
         return read_series(self.path / CSV_FILE, names)
 
 
+def without_score(run: Run | None) -> str:
+    """What to say of a run that is over and has no score."""
+    if run is not None and run.is_evaluated:
+        return "no evaluation of it arrived: see the logs of its run"
+    return "no episode of it was counted"
+
+
 def is_run(path: Path) -> bool:
     """Whether there is a run in this directory."""
     with readable(path):

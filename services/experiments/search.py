@@ -15,6 +15,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
 from troupe.services.experiments.jobs import Job
 from troupe.services.experiments.plan import Planned, Sweep
+from troupe.services.experiments.runs import without_score
 from troupe.services.experiments.space import Choice, Range, readable
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Study:
             self._study.tell(_number(job), state=TrialState.PRUNED)
         elif job.state in ("done", "failed"):
             # Optuna has no end without a value, and a missing score must not count as a bad one.
-            job.state, job.error = "failed", job.error or job.without_score
+            job.state, job.error = "failed", job.error or without_score(run)
             self._study.tell(_number(job), state=TrialState.FAIL)
 
     def best(self) -> tuple[str, float, dict[str, Any]] | None:

@@ -69,10 +69,10 @@ troupe why runs/my-run                 # or several runs, running or ended
 ```
 
 This prints one line per problem found, the likeliest first: the problem, the figure, why it matters and the
-field that helps. If there is none, it prints `nothing found`. The last line of the live panel
-shows the first of them, judged by the newest values. Several apply only if returns have not risen, because
-an agent that has learned its task may rightly always do the same; that is judged by training episodes. For
-how to change a field, see [above](#what-limits-a-run).
+field that helps. If there is none, it prints `nothing found`. The last line of the live panel shows the
+first of them, judged by the newest values. Several apply only if returns have not risen, because an agent
+that has learned its task may rightly always do the same; that is judged by training episodes. For how to
+change a field, see [above](#what-limits-a-run).
 
 | symptom | name | measured by | threshold | what helps |
 |---|---|---|---|---|
